@@ -4,8 +4,6 @@
 that begins last would keep one of them busy when the others have nothing left to do.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -3,8 +3,6 @@
 Some need root: to mount a small file system, to run Postfix. Anybody else's run skips them.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ Certificates come from a CA of this test run, users from `zonerelay user add`, a
 a sink. What is logged never holds the password: `Submission` looks when it ends.
 """
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 from collections.abc import Iterator
@@ -38,7 +36,7 @@ class Papers:
     fingerprint: str
 
     @classmethod
-    def make(cls, directory: Path) -> Papers:
+    def make(cls, directory: Path) -> "Papers":
         authority = trustme.CA()
         ca, server, client = (directory / name for name in ("ca.pem", "server.pem", "client.pem"))
         authority.cert_pem.write_to_path(ca)

@@ -1,7 +1,5 @@
 """Workers are killed in the middle of hold, undo, reroute: no mail is lost or doubled, undo is exact."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

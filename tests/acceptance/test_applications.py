@@ -1,7 +1,5 @@
 """docs/send/applications.md: each recipe sends, and does in trouble what the page's table says of it."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

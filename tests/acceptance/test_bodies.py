@@ -1,7 +1,5 @@
 """Bodies through a real relay: byte for byte over every chunk boundary, and large ones in flat memory."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from pathlib import Path

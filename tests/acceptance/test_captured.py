@@ -1,7 +1,5 @@
 """Captured mail: Mailpit's own clients, hostile mail in a real browser, kill -9, releasing, tokens."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import http.client

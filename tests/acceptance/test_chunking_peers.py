@@ -1,7 +1,5 @@
 """Real servers that offer CHUNKING, as the next hop: what they say they got, and what arrives behind them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

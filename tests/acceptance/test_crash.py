@@ -1,7 +1,5 @@
 """kill -9, SIGTERM and restarts of a real relay: nothing acknowledged is lost, duplicates are counted."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """The daily report of a real relay: what it says of real traffic, and that it comes once."""
 
-from __future__ import annotations
-
 import smtplib
 import time
 from pathlib import Path

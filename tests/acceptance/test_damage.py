@@ -1,7 +1,5 @@
 """A spool that is damaged while the relay runs: it says so everywhere, takes no mail, and sends the rest."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.store.builders import flip

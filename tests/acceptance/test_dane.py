@@ -3,8 +3,6 @@
 The resolver is unbound, as an operator has it; nothing in here sets an AD bit by itself.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import ssl

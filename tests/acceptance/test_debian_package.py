@@ -3,8 +3,6 @@
 Mail that waits in the queue is there after each step, until it has been delivered.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

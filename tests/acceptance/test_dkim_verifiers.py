@@ -1,7 +1,5 @@
 """Signatures as OpenDKIM sees them, which most of the mail world has verified with: RSA and Ed25519."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`zonerelay spool is-empty` says that a spool may be removed, and means it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A spool on a small file system that fills up: 452, nothing acknowledged is lost, and it recovers."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Clients that generators make of the description send mail."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`zonerelay log` about a real relay: what became of mail, what is not known; and mail never waits for it."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

@@ -2,8 +2,6 @@
 monitoring.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

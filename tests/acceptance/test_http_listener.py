@@ -1,7 +1,5 @@
 """Listeners for HTTP: the workers serve them, with the TLS, the proxies and the limits of each."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import signal

@@ -1,7 +1,5 @@
 """Mail over HTTP at real relays: what is answered, what arrives, and what it costs in memory."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import email

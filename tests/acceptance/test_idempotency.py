@@ -5,8 +5,6 @@ in the end every acknowledged identity has one queue id, in the answers and at t
 twice is one message of which an attempt was in doubt.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

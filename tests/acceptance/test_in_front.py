@@ -1,7 +1,5 @@
 """The examples of docs/send/listener.md with a real HAProxy and nginx; only addresses and files differ."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ The receivers are strict: they note every octet that comes before its time, ever
 offered, every body that is not as it was sent. What they say is in `tests/support/receivers/cast.py`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time

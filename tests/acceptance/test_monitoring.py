@@ -4,8 +4,6 @@ well fires none; every query of the dashboard asks for what a relay shows.
 Of the rules only the times are shortened: `for` is 0, because an alert's patience is what promtool tests.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """Why the unit says MemoryDenyWriteExecute=no: certificates of clients need it, and nothing else does."""
 
-from __future__ import annotations
-
 import smtplib
 import ssl
 import subprocess

@@ -4,8 +4,6 @@ Clients send to all of them without a pause. Nothing that was acknowledged is lo
 in flight at a node when that node had a fault.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """README names two releases of Debian: on the one that this machine does not have, the tests pass as well."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

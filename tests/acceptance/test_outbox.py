@@ -1,7 +1,5 @@
 """Relays on an outbox as real processes: kill -9, SIGSTOP beyond the lease, a crash of the database."""
 
-from __future__ import annotations
-
 import asyncio
 import uuid
 from collections import Counter

@@ -1,7 +1,5 @@
 """The operators' page in a real browser, over a real relay and a real sandbox."""
 
-from __future__ import annotations
-
 import re
 import smtplib
 import time

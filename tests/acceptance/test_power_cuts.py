@@ -3,8 +3,6 @@
 Each test makes what the command starts from durable first, and looks at what the disk has at that moment.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -3,8 +3,6 @@
 Shown in a network of its own.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Debian's own programs with our sendmail(1): cron, PHP, git, mutt and mailx, in a Debian of their own."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Quotas are exact over workers that are killed and restarted, and over nodes on one Redis server."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,8 +3,6 @@
 What one of them does not offer is stated where it is expected, so that a version that does is noticed.
 """
 
-from __future__ import annotations
-
 import smtplib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

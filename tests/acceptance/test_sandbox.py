@@ -1,7 +1,5 @@
 """`zonerelay sandbox` on a terminal of 80×24, and the commands that find it without a configuration."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """swaks at every door of a relay; what other programs do there is in `test_applications`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Mail servers that send through us: Exim with BDAT, Postfix with TLS and AUTH."""
 
-from __future__ import annotations
-
 import random
 import smtplib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`zonerelay sendmail` and a real relay: what programs that call sendmail(1) rely on."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil

@@ -1,7 +1,5 @@
 """Clients that take up connections, time and memory for nothing: others do not notice, and it has an end."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

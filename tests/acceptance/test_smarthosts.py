@@ -1,7 +1,5 @@
 """Logging in at a real smarthost: Postfix with Cyrus SASL."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

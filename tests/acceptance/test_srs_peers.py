@@ -1,7 +1,5 @@
 """SRS against postsrsd, which is libsrs2's scheme: we take its addresses, each wraps those of the other."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ one takes its mail over and delivers it, and the held replies are in the sockets
 finds them in the same turn of its event loop in which it could find out about its lease.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import uuid

@@ -1,7 +1,5 @@
 """What a relay loads when it starts: a library is time before the first greeting, and memory ever after."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

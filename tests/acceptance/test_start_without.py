@@ -2,8 +2,6 @@
 `status`, or the log where nothing can be asked, names what is wrong.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What strangers, on the network and on the machine, get from a real relay."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the service manager hears: ready, reloading, watchdog, stopping, in that order."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import time

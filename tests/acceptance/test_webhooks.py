@@ -1,7 +1,5 @@
 """Webhooks of a real relay: whatever it has stored is told, whatever the endpoint and kill -9 do."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import email

@@ -1,7 +1,5 @@
 """A wheel alone: it makes its own configuration and units, and a relay that takes mail and has the page."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import smtplib

@@ -1,7 +1,5 @@
 """Several workers as real processes: one relay, whatever happens to one of them, or to the supervisor."""
 
-from __future__ import annotations
-
 import base64
 import os
 import signal

@@ -1,7 +1,5 @@
 """Several workers as real processes when something goes wrong with all of them, or with their supervisor."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal

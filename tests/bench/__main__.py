@@ -5,8 +5,6 @@ trees of zonerelay, in Postfix's place. With `--engines` it is every storage eng
 three, as one table (docs/store/engines.md).
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

@@ -5,8 +5,6 @@ that every handshake is a whole one. It stops at the first reply that is not pos
 refusals measures something else.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import os

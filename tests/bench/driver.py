@@ -6,8 +6,6 @@ sessions, and stops at the first reply that is not positive, because a bench wit
 else.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import sys

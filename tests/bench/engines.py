@@ -5,8 +5,6 @@ and one session for each relay, for what an acceptance costs when nobody shares 
 and, where there is one, of the spool's server. Repetitions take turns: a busy machine is busy for all.
 """
 
-from __future__ import annotations
-
 import contextlib
 import statistics
 import tempfile

@@ -5,8 +5,6 @@ commits keep the size that they have without it. Debian's strace is fetched like
 machine has none.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

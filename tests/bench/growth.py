@@ -10,8 +10,6 @@ loop's own thread used in one (`big_queue/loop_watch.py`).
 seconds of CPU of searches, and of what a change of one user costs a command and the relay.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import contextlib

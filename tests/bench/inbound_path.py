@@ -14,8 +14,6 @@ Then a whole worker, with a queue in memory and a server that takes everything: 
 client to the next hop, by package, in an SMTP session of its own and by the call `submit` that HTTP makes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import importlib
@@ -89,7 +87,7 @@ class Writer:
         self._envelope = envelope
         self._size = 0
 
-    async def __aenter__(self) -> Writer:
+    async def __aenter__(self) -> "Writer":
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -7,8 +7,6 @@ Each session stores a message of 4 KiB with one recipient (four keys in one writ
 this process: servers have their own. By turns in one run: look at the ratios.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -1,7 +1,5 @@
 """Running sources and sinks as processes of their own, outside the measured groups."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -6,8 +6,6 @@ FILE gets a line every ten seconds: time, relay, VmRSS and RssAnon in MB, messag
 queue.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import smtplib

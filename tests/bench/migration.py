@@ -6,8 +6,6 @@ fills a LevelDB spool and migrates it from there to each of the engines in turn.
 of its own. In the end all envelopes, states and bodies must have the digest that they had at first.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import hashlib

@@ -1,7 +1,5 @@
 """A policy that does nothing."""
 
-from __future__ import annotations
-
 from zonerelay.inbound.policy import Decision, Mail, Policy, Rcpt
 
 

@@ -5,8 +5,6 @@ fields of Latencies as JSON. One client session is kept; the next message is sen
 previous one was both acknowledged and received.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import sys

@@ -7,8 +7,6 @@ store's own work outside the GIL is therefore missing. Sampling pauses the proce
 times are not used.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The relays behind one face: start on a free port towards given sinks, stop, and be measured."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

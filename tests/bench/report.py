@@ -1,7 +1,5 @@
 """The tables on the terminal, the JSON file, and the verdict on each goal."""
 
-from __future__ import annotations
-
 import platform
 import statistics
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Every repetition is kept, the figures are medians, and nothing is dropped: a spr
 `NOISY` between repetitions is reported beside the figure.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ relay, zonerelay/Postfix for most, unless they say otherwise; they come from the
 in `report`.
 """
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass, replace
 
@@ -77,7 +75,7 @@ class Row:
     relays: tuple[str, ...] = (ZONERELAY, POSTFIX)
     goals: tuple[Goal, ...] = ()
 
-    def scaled(self, factor: float) -> Row:
+    def scaled(self, factor: float) -> "Row":
         """The same shape with fewer messages, for warm-ups and traced runs; never less than one a session."""
         return replace(self, messages=max(min(self.messages, self.sessions), round(self.messages * factor)))
 

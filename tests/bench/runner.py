@@ -5,8 +5,6 @@ py-spy each get a repetition of their own whose times are not used. A relay that
 the figures it has and gets a note; the other relay and the other rows go on.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

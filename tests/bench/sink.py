@@ -6,8 +6,6 @@ accepts everything and stores nothing. With a certificate it offers STARTTLS. Al
 probe.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

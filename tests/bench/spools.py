@@ -1,7 +1,5 @@
 """Spools to be measured beside LevelDB: each brings its server, and the tables of the configuration."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

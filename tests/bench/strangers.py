@@ -6,8 +6,6 @@ Each is measured at the largest input that it is given, and at a quarter of that
 both. It is 4 for a parser in linear time, and 16 for one in quadratic time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@ second one with any sender (VU#302671, SEC Consult 2023). The octets are facts f
 grid behind them is every pair of line ends around a dot, with what else servers were seen to skip.
 """
 
-from __future__ import annotations
-
 import itertools
 
 END_OF_DATA = b"\r\n.\r\n"

@@ -4,8 +4,6 @@ Everything is the real thing (a credentials file with argon2 hashes, a policy in
 only the answers to wrong passwords do not wait.
 """
 
-from __future__ import annotations
-
 import ssl
 import threading
 import time

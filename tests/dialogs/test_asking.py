@@ -1,7 +1,5 @@
 """While somebody is asked (a password, the policy): what comes meanwhile waits, and who leaves leaves."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """Bodies over real connections: their hash however they come, and smuggling."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import random

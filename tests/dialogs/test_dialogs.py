@@ -53,8 +53,6 @@ Every line of the server is checked for form (RFC 5321 4.2, RFC 2034) in passing
 hold is in the account of memory as long as they hold it.
 """
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import base64

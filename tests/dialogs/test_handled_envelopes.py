@@ -1,7 +1,5 @@
 """What a handler of aiosmtpd may make of an envelope, which is what its client may; what its body costs."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading

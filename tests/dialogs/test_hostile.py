@@ -1,7 +1,5 @@
 """What somebody may try who reads the source: the account of memory, other people's turns, our own clocks."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import tracemalloc

@@ -1,7 +1,5 @@
 """What one client can use up: connections, time, memory."""
 
-from __future__ import annotations
-
 import asyncio
 import resource
 import time

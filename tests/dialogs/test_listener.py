@@ -1,7 +1,5 @@
 """Starting, stopping, and what a message looks like when it is in the store."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How long a client may take: for its PROXY header, its TLS handshake, a body, a chunk, between chunks."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import time

@@ -5,8 +5,6 @@ An input that breaks a promise is written to `corpus/TARGET/crash-…`: from the
 the code is right, and keeps it so. Exit status 1 when anything was found. Needs the extra `fuzz`.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import subprocess

@@ -5,8 +5,6 @@ closing, nothing of the session is left when it is over, what waits is bounded, 
 even again.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field

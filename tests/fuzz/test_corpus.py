@@ -1,7 +1,5 @@
 """Every input that is worth remembering goes through its target: seeds, and whatever once broke a promise."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

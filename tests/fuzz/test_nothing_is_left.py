@@ -1,7 +1,5 @@
 """Whatever clients do and wherever they stop: mail and memory are accounted for, and nothing is left."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import ipaddress

@@ -3,8 +3,6 @@
 Whoever has to be asked is asked one turn of the loop later: that changes when a reply comes, never which.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 

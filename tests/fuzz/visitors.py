@@ -4,8 +4,6 @@ The listener is the real one, without its socket; users, policy and store take t
 die tells them. `Crowd.check` holds at every moment, `Crowd.over` when everybody is gone.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

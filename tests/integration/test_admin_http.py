@@ -1,7 +1,5 @@
 """The monitoring pages over real sockets, asked with raw HTTP so that every byte is ours."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """Handlers and authenticators of aiosmtpd in a running relay, with smtplib in front and a sink behind."""
 
-from __future__ import annotations
-
 import asyncio
 import smtplib
 from collections.abc import AsyncIterator, Callable, Iterator

@@ -1,7 +1,5 @@
 """Lists are stored one after the other, and what is in memory is bounded, however many deliveries wait."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import smtplib

@@ -1,7 +1,5 @@
 """Whatever `build` starts is stopped: by `Worker.stop`, and where the start fails at any of its steps."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import threading

@@ -1,7 +1,5 @@
 """The command line against a control server: what it prints, what it refuses, how it exits."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

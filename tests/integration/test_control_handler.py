@@ -1,7 +1,5 @@
 """Requests against the queue's real operations: memory store, scheduler, settler; no network."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import pwd

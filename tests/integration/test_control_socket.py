@@ -1,7 +1,5 @@
 """Server and client over a real Unix socket; the handler is a small fake, or the server answers badly."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

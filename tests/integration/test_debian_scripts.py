@@ -1,7 +1,5 @@
 """The package's scripts run as root, and what the relay's user left for them is not theirs to believe."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

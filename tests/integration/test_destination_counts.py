@@ -1,7 +1,5 @@
 """The destinations of `status`: nothing says 0 while mail waits, and what hurts comes first."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 

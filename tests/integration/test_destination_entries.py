@@ -1,7 +1,5 @@
 """What is demanded of a destination, by [[destination]] and by MTA-STS, from a client to the hosts."""
 
-from __future__ import annotations
-
 import json
 import ssl
 import time

@@ -2,8 +2,6 @@
 and mail that is held back (RFC 4865), also through a restart.
 """
 
-from __future__ import annotations
-
 import asyncio
 import smtplib
 import time

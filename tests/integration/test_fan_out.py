@@ -1,7 +1,5 @@
 """Lists of several workers made one: nobody's queue is in the supervisor's memory."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager

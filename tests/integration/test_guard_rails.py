@@ -1,7 +1,5 @@
 """Users held to their guard rails in a running relay: each refusal in its words, modes up to the receiver."""
 
-from __future__ import annotations
-
 import asyncio
 import smtplib
 import sqlite3

@@ -1,7 +1,5 @@
 """The file of a history: what is dropped when it cannot be written, age, size, index and format."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sqlite3

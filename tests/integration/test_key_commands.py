@@ -1,7 +1,5 @@
 """`zonerelay cert self-signed` and `zonerelay dkim`: keys that can be used, and nothing overwritten."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import datetime

@@ -1,7 +1,5 @@
 """Limits in a running relay: lines that share hosts, rates as the receiver sees them, sizes, and reloads."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import smtplib

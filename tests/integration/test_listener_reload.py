@@ -1,7 +1,5 @@
 """Other settings for a running relay's listeners: what new sessions get, what open ones keep, what fails."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import smtplib

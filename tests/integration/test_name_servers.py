@@ -1,7 +1,5 @@
 """Questions over UDP: who is asked, how long, and whose answer is taken."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import socket

@@ -1,7 +1,5 @@
 """Orders of operators: mail waits for them, now and when it comes, and goes on when they are over."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """A relay and next hops whose replies are missing, doubled or hidden among other lines."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Operators' verbs over a running scheduler."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Sequence

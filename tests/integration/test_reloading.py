@@ -1,7 +1,5 @@
 """SIGHUP to one worker: the loop goes on while the file is read, and the last of several signals counts."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """Other addresses in a running relay, and what a zone changes on the way out: header, signatures, senders."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

@@ -2,8 +2,6 @@
 what it changes, and what the operator is told.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import smtplib

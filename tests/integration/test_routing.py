@@ -1,7 +1,5 @@
 """The resolver, the MX router and check_sender_domain against a scripted name server, over UDP and TCP."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence

@@ -1,7 +1,5 @@
 """The receiver of the sandbox does what each address asks for, and captures everything else."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

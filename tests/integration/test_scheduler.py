@@ -1,7 +1,5 @@
 """Scheduler, settler and store together, with scripted couriers and routers and tiny real delays."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

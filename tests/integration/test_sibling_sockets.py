@@ -1,7 +1,5 @@
 """Clients at the socket of a worker that does not come are taken by another, and by nobody else."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource

@@ -1,7 +1,5 @@
 """A relay whose smarthost wants a log-in: nothing bounces, the operator sees why, a correction resumes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

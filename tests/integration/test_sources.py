@@ -1,7 +1,5 @@
 """Sources in a running relay: rotation on the retry, what the operator is told, a reload."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path

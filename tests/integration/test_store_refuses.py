@@ -4,8 +4,6 @@ An operator needs them most at that time. Pages and verbs that need no store ans
 `/metrics` with the last figures that are known, and the rest with one sentence that names the spool.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

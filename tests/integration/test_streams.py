@@ -1,7 +1,5 @@
 """What operators read along: the tail of events, and transcripts of sessions, of one worker and of two."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import smtplib

@@ -1,7 +1,5 @@
 """The receivers of the acceptance tests notice a client without manners, and are as bad as they say."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

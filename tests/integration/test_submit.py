@@ -1,7 +1,5 @@
 """`submit`: what it accepts, what it refuses, and what is left of a message that does not end."""
 
-from __future__ import annotations
-
 import asyncio
 import runpy
 import smtplib

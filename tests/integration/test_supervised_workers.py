@@ -1,7 +1,5 @@
 """Workers as processes: one that is wanted again while it is being let go is started again."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

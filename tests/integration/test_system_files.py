@@ -1,7 +1,5 @@
 """Name servers that do not answer are told of, and files of the system that change are read again."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

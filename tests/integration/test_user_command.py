@@ -1,7 +1,5 @@
 """`zonerelay user` on real files: in this process, on a terminal, and two at a time."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """What the relay asks of web servers, against a real one: who it believes, and where it stops."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time

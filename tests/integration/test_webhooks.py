@@ -3,8 +3,6 @@
 The secret of a webhook is read before each post.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Callable, Collection, Sequence

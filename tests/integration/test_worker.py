@@ -1,7 +1,5 @@
 """The whole way of a message in one process: a client, the relay, scripted DNS, scripted sinks."""
 
-from __future__ import annotations
-
 import asyncio
 import smtplib
 from dataclasses import replace

@@ -10,8 +10,6 @@ The first seed that fails is shrunk: faults and messages are left out as long as
 1 if a seed fails, or if an interesting branch was hit by none of 300 seeds or more.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

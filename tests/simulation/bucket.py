@@ -4,8 +4,6 @@ It replaces `zonerelay.store.objects.s3.Bucket`. A request takes time, and its a
 the caller gets `UnknownResultError`, and the write has happened, or happens some seconds later, or never.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import contextvars

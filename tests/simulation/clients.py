@@ -1,7 +1,5 @@
 """Clients that submit mail over the simulated network, and what they were promised."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator

@@ -6,8 +6,6 @@ missing afterwards even when later ones are there (LevelDB closes a full log wit
 fail before or after it took effect. `Handle` is what `store/leveldb/engine` needs of plyvel, over the map.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
@@ -116,13 +114,13 @@ class Handle:
         return self.rows().get(key)
 
     @contextlib.contextmanager
-    def raw_iterator(self, **kwargs: Any) -> Iterator[_Cursor]:
+    def raw_iterator(self, **kwargs: Any) -> "Iterator[_Cursor]":
         yield _Cursor(self.rows())
 
     def write_batch(self, sync: bool = False) -> _Batch:
         return _Batch(self.disk, sync)
 
-    def snapshot(self) -> Handle:
+    def snapshot(self) -> "Handle":
         return Handle(self.disk, self.disk.live.copy())
 
     def get_property(self, name: bytes) -> bytes:

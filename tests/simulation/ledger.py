@@ -10,8 +10,6 @@ explains it; no recipient has two final outcomes; suspended mail did not leave. 
 the queue becomes empty and no task remains.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import math

@@ -6,8 +6,6 @@ so that no `finally` block of a dead process runs. A process that stands still c
 runs them when it wakes up. Work for threads runs on the loop, some milliseconds later.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import contextvars
@@ -21,7 +19,7 @@ from typing import Any, TypeVar
 from tests.bench.simulate.timeline import START, NothingLeftError, VirtualLoop
 
 T = TypeVar("T")
-PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+PROCESS: "contextvars.ContextVar[Process | None]" = contextvars.ContextVar("process", default=None)
 
 
 class ProcessDiedError(Exception):
@@ -31,7 +29,7 @@ class ProcessDiedError(Exception):
 class Process:
     """One process of a simulated machine. `wall` is what its wall clock shows in advance of the world's."""
 
-    def __init__(self, name: str, loop: SimLoop) -> None:
+    def __init__(self, name: str, loop: "SimLoop") -> None:
         self.name = name
         self.alive = True
         self.still = False

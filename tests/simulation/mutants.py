@@ -4,8 +4,6 @@ A mutant replaces one function of the relay by one that breaks a rule of DESIGN 
 about limits and several machines. A mutant that no seed finds is a hole in the assertions.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import itertools

@@ -4,8 +4,6 @@ Replaced are the things outside the process: clock, randomness, threads, sockets
 of LevelDB (`disk`). Everything else is the relay's own, wired by `zonerelay.worker.build` as in production.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import secrets

@@ -6,8 +6,6 @@ comes late, the connection ends in the middle, or nothing is sent at all. `Mail`
 accepted; it counts as accepted before the reply is written.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections import Counter
@@ -72,7 +70,7 @@ class Receivers:
     """When a recipient's mail with a tag was first offered, for greylisting."""
     offers: list[Offer] = field(default_factory=list)
     """Each RCPT command."""
-    under_way: dict[tuple[str, str], Receiver] = field(default_factory=dict)
+    under_way: "dict[tuple[str, str], Receiver]" = field(default_factory=dict)
     """Where a sender's mail to a recipient is being taken at this moment."""
     refused: set[str] = field(default_factory=set)
     """Recipients for whom 5yz was the answer."""

@@ -5,8 +5,6 @@ empty its queue; then it stops, and the ledger judges. `Plan` is what was drawn,
 run again with fewer messages and fewer faults.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """Seeds of the simulation, as processes of their own: the order of sets is part of a run (PYTHONHASHSEED)."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

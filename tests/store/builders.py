@@ -1,7 +1,5 @@
 """Small builders, so that a store test says only what it is about."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from zonerelay.model.delivery import Delivery, queue_of

@@ -1,7 +1,5 @@
 """A store per test, for every backend, and one that can be closed and opened again."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from pathlib import Path
 

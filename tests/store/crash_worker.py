@@ -10,8 +10,6 @@ One line per fact, each written before anything that depends on it: `stored ID`,
 `settled ID`; from `check`: `whole ID` or `broken ID`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -6,8 +6,6 @@ One JSON object a line for each fault and moment: `Outcome`. What was acknowledg
 which of it the damage may take.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import ctypes
@@ -136,7 +134,7 @@ class Truth:
     open: set[str] = field(default_factory=set)
     left: set[str] = field(default_factory=set)
 
-    def copy(self) -> Truth:
+    def copy(self) -> "Truth":
         return Truth(dict(self.bodies), set(self.open), set(self.left))
 
     async def take(

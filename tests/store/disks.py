@@ -1,7 +1,5 @@
 """Small file systems for one process: mounted in its own mount namespace, gone when it dies."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

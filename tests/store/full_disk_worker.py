@@ -3,8 +3,6 @@
 python -m tests.store.full_disk_worker BACKEND DIRECTORY SIZE-OF-A-MESSAGE
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import sys

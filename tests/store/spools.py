@@ -1,7 +1,5 @@
 """A spool that a test opens, closes and opens again, and what it reported meanwhile."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import replace

@@ -3,8 +3,6 @@
 The limits of the window are made tiny, so that a handful of messages overflows every one of them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 from collections.abc import Coroutine

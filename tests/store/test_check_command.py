@@ -1,7 +1,5 @@
 """`zonerelay spool check` and `repair` where the file system, the terminal or the relay is not as usual."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """What many removed messages leave on the disk of a LevelDB spool."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """What every store promises (zonerelay/store/base.py). A store that does not pass is not shipped."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import pairwise

@@ -3,8 +3,6 @@
 In some of them calls fail at random, and what was refused is repeated, as a settler does.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

@@ -5,8 +5,6 @@ is stopped in the middle of its work, and the image is copied as the block devic
 everything that was not synced is missing in the copy. That needs root; without it they are skipped.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

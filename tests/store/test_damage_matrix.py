@@ -5,8 +5,6 @@ test is one object of the spool with all its faults, in processes of their own (
 tables in damage_matrix.md say what comes of each: `python -m tests.store.test_damage_matrix` prints them.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

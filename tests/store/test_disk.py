@@ -1,7 +1,5 @@
 """The disk queue: what its files say, what a start makes of what it finds, and failed writes."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

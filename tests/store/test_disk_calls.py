@@ -1,7 +1,5 @@
 """The calls by which a disk queue changes its files: a crash before any of them, and two that fail."""
 
-from __future__ import annotations
-
 import abc
 import asyncio
 import contextlib

@@ -1,7 +1,5 @@
 """What a check of a disk queue finds, what a repair makes of it, and what a view of one has."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Full disks and failed writes: new mail is refused, nothing is lost, and it recovers by itself."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import resource

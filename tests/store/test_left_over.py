@@ -1,7 +1,5 @@
 """A spool that nobody has any more is removed when it is empty, and that is proved, not assumed."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A LevelDB spool that is damaged: it says so, loses no more than what is damaged, and delivers the rest."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Iterable

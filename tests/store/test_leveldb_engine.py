@@ -1,7 +1,5 @@
 """Many keys read by one cursor: as if each were asked for alone."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What an opening finds lost is kept aside and told until it is acknowledged, and nothing else is lost."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

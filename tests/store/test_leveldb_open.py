@@ -1,7 +1,5 @@
 """Trouble at opening is told in words that say what to do, and nothing is ever deleted."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A repair of a LevelDB spool as an operator calls it: what it changes, and what one cut short leaves."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Every authority over shared limits does the same: in memory, over a socket, over Redis and PostgreSQL."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random

@@ -1,7 +1,5 @@
 """NodeStores that share a queue: each delivers what it has accepted, and one adopts what another has left."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading

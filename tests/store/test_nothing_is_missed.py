@@ -5,8 +5,6 @@ told of each commit, asks until nothing more comes, and looks again when the sto
 if that is not enough for one delivery, it is missed until the next start.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Collection

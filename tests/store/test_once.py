@@ -1,7 +1,5 @@
 """What a store promises about idempotency keys: every engine, and the workers of one machine."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import sqlite3

@@ -1,7 +1,5 @@
 """The room that is kept back for a full disk, and that the spool's guard counts it as free."""
 
-from __future__ import annotations
-
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor

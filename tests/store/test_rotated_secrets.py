@@ -1,7 +1,5 @@
 """A secret in a file is read at each connection, so a new one needs no restart and no signal."""
 
-from __future__ import annotations
-
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator

@@ -1,7 +1,5 @@
 """The certificates that the object store's client trusts are those of its file today."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A service that gets a condition wrong, in either direction, is refused at the start of a shared queue."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """No library repeats a write below the relay's own rule, when a kept connection ends instead of an answer."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator

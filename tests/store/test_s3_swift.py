@@ -3,8 +3,6 @@
 One relay alone uses it: its If-None-Match is no promise of all copies together.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

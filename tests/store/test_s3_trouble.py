@@ -1,7 +1,5 @@
 """What goes wrong between a relay and its bucket: callers hear StoreError, and it mends itself."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

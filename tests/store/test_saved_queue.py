@@ -1,7 +1,5 @@
 """The memory queue's shelf: an orderly restart loses nothing, and damage is reported."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import importlib

@@ -1,7 +1,5 @@
 """A check of a spool finds what is wrong with it, and changes no octet and no time of it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A repair of a shared store leaves it sound, loses nothing that can be read, and may be killed anywhere."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -5,8 +5,6 @@ and passwords of a test, and runs it in a process of its own. Everything comes f
 unpacked below `.cache` and not installed. A program that cannot be had raises.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -4,8 +4,6 @@ playwright; and axe-core from npm, which judges how accessible a page is.
 The font comes along with a configuration of its own, for a bare machine has none and Chromium ends without.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Real certificates and keys for tests, made in a millisecond (ECDSA P-256)."""
 
-from __future__ import annotations
-
 import datetime
 import ssl
 import tempfile
@@ -47,7 +45,7 @@ class Made:
             serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
         )
 
-    def server_context(self, *above: Made) -> ssl.SSLContext:
+    def server_context(self, *above: "Made") -> ssl.SSLContext:
         """A server's that shows this certificate, and those above it."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         with tempfile.NamedTemporaryFile() as file:  # the `ssl` module reads files only

@@ -4,8 +4,6 @@ debootstrap makes it once, in the cache; each chroot is a copy. Commands in it s
 only, and may be cut off from every network. debootstrap and wget are fetched where the machine lacks them.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """A command of the relay in this process, and what it said."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The control socket over any handler, as a relay serves it, and the workers that a supervisor asks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Users for tests: real argon2 hashes, made once and cheap (8 KiB, one pass)."""
 
-from __future__ import annotations
-
 import time
 from functools import cache
 from pathlib import Path

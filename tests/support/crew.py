@@ -1,7 +1,5 @@
 """A relay with several workers as processes: how acceptance tests start, ask and change one."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path

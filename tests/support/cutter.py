@@ -4,8 +4,6 @@ Whatever passes is passed on, in clear text only. For recipients in `cuts` the c
 relay has answered the final dot, and before the client has that answer; once for each.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import socket

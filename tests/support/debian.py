@@ -8,8 +8,6 @@ Shared libraries that the machine lacks come the same way, from the package's ow
 is a DebianError whose text says what to do.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import re

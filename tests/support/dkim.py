@@ -1,7 +1,5 @@
 """DKIM keys for tests, and dkimpy as the judge of what was signed with them."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Sequence
 from functools import lru_cache

@@ -20,8 +20,6 @@ a question with an OPT record, and `dns.options` whether each question had one. 
 TCP port is closed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import enum
 from collections.abc import Mapping, Sequence

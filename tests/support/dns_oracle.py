@@ -1,7 +1,5 @@
 """What dnspython makes of a packet: the oracle for our own reader of plain DNS answers."""
 
-from __future__ import annotations
-
 import struct
 
 from zonerelay.routing.dns import dnspython_reader

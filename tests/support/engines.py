@@ -1,7 +1,5 @@
 """Engines that several relays share, on the servers that all tests of this process share."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from tests.support.postgres import shared_postgres

@@ -1,7 +1,5 @@
 """A log sink that keeps what it gets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from zonerelay.model.clock import Clock

@@ -8,8 +8,6 @@ script that is its `exim_path`. Needs root. Settings are Exim's defaults but for
 names; nothing is left running.
 """
 
-from __future__ import annotations
-
 import pwd
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """A relay as the command line sees it: a real control server over a handful of made-up deliveries."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field

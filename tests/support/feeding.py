@@ -1,7 +1,5 @@
 """Ways to cut an input that an incremental parser is fed with, and cuts as a network might make them."""
 
-from __future__ import annotations
-
 import random
 import zlib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A receiver that looks at where its clients come from."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

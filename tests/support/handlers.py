@@ -1,7 +1,5 @@
 """Handlers and authenticators as operators have written them for aiosmtpd, and some that misbehave."""
 
-from __future__ import annotations
-
 import asyncio
 import email
 import email.policy

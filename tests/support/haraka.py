@@ -4,8 +4,6 @@ Needs Node and npm on the machine. Two of its dependencies are pinned to version
 optional plug-ins and what would have to be compiled are left out. Its files are below `directory`.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

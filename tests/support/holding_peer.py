@@ -3,8 +3,6 @@
 A test sees how many copies have arrived, wherever the relay that sends them was stopped meanwhile.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Sequence

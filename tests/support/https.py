@@ -8,8 +8,6 @@
 `Page.delay` seconds pass before the answer; `server.names` says which names were asked for in the handshake.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A listener with a store that only remembers, and a client that speaks raw bytes."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import socket
@@ -134,13 +132,13 @@ class House:
         """Wait until no client is connected."""
         await until(lambda: self.listener.connections == 0)
 
-    async def connect(self) -> Talk:
+    async def connect(self) -> "Talk":
         """A client that has read the greeting."""
         talk = await self.connect_raw()
         assert (await talk.line()).startswith(b"220 ")
         return talk
 
-    async def connect_raw(self) -> Talk:
+    async def connect_raw(self) -> "Talk":
         address = self.listener.addresses[0]
         if address.startswith("unix:"):
             reader, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))

@@ -4,8 +4,6 @@ Models, each at least as lenient as the server it is named after. What they say 
 whether these could be read as more than one message; that they are lenient enough is tested as well.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

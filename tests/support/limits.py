@@ -1,7 +1,5 @@
 """Authorities over shared limits: one in the process of its owners, and one that has forgotten everything."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from unittest.mock import patch

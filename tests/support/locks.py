@@ -1,7 +1,5 @@
 """One process at a time, among all that use a directory."""
 
-from __future__ import annotations
-
 import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Messages, deliveries and a small body store for tests that send mail without a spool."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -156,7 +154,7 @@ def make_courier(
     names: Names | None = None,
     clock: Clock | None = None,
     sources: SourceSelection | None = None,
-    observe_tls: TlsResults | None = None,
+    observe_tls: "TlsResults | None" = None,
     renderer: Renderer | None = None,
     logins: Logins | None = None,
 ) -> SmtpCourier:

@@ -3,8 +3,6 @@
 Each is fetched into `.cache` once, and run in a process of its own with a script of the test.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 It is written to be obviously right and not to be fast: every claim looks at the whole queue.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Sequence

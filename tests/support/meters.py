@@ -7,8 +7,6 @@ pages divided by their users, so a relay of many processes is not charged twice)
 A process that ends while it is being read counts as nothing; nothing here ever raises for that.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading
@@ -210,7 +208,7 @@ class PeakMemory:
                 return
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[PeakMemory]:
+    def running(self) -> "Iterator[PeakMemory]":
         self._thread.start()
         try:
             yield self

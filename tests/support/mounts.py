@@ -3,8 +3,6 @@
 As a program (`python mounts.py COMMAND…`) it runs a command there. It imports nothing of the project.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

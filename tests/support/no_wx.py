@@ -4,8 +4,6 @@ The same rules as systemd's seccomp filter (systemd.exec(5)): no mapping that is
 none that becomes executable later. They hold for the program and all that it starts.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

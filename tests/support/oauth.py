@@ -1,7 +1,5 @@
 """A token server on loopback (RFC 6749), which answers as it is told to."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, field
 

@@ -2,8 +2,6 @@
 and as a milter that signs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

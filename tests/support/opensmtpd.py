@@ -8,8 +8,6 @@ Debian 12's OpenSMTPD 6.8 with OpenSSL 3 offers STARTTLS and breaks every handsh
 process, through an interface that OpenSSL 3 has given up). Debian 13's 7.6 does not.
 """
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Iterator

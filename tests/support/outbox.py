@@ -1,7 +1,5 @@
 """An outbox for tests: tables of its own on the shared PostgreSQL server, relays that serve it, rows."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """A server that does what a coroutine does on each connection."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Self

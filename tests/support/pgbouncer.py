@@ -1,7 +1,5 @@
 """PgBouncer in front of a PostgreSQL server: Debian's, unpacked privately, on a free loopback port."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile

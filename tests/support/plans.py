@@ -1,7 +1,5 @@
 """The pure plan of one zone, and what its driver knows: routes, what is active, clocks that a test moves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

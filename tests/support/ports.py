@@ -6,8 +6,6 @@ abstract Unix socket: either it can be bound or somebody has it, it counts where
 network namespace, and it ends with the process.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os

@@ -7,8 +7,6 @@ Settings are Postfix's defaults but for what the comparison needs (named in `mai
 particular it fsyncs each queue file before it answers 250, as it always does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import grp

@@ -5,8 +5,6 @@ The machine's own programs are used if it has them; else the Debian package is u
 settings are the defaults but for memory and sockets, so what it says is durable is synced.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """A disk whose power can be cut: an ext4 image of which nothing but what was synced survives."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -64,7 +62,7 @@ class Disk:
         self.place = directory / "disk"
 
     @contextlib.contextmanager
-    def plugged_in(self) -> Iterator[Disk]:
+    def plugged_in(self) -> "Iterator[Disk]":
         self._directory.mkdir()
         make_image(self._image, _SIZE)
         # The journal waits for a sync: nothing is written because time passes.

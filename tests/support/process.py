@@ -6,8 +6,6 @@ Killing it leaves the spool as it is, so that `restart()` continues with the sam
 is synchronous; asynchronous tests call the waiting methods through `asyncio.to_thread`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

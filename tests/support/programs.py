@@ -7,8 +7,6 @@ smaller than Debian's packages of them. A program that cannot be had is named wi
 here: the tests that call it say so themselves.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """A real Prometheus of a test's own: Debian's, unpacked privately, which scrapes once a second."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """A queue without a network: real store, settler and scheduler, scripted couriers and routers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence

@@ -1,7 +1,5 @@
 """A real Redis server of a test's own: Debian's, unpacked privately, in a temporary directory."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

@@ -3,8 +3,6 @@
 A message counts as acknowledged after its 250 and not before. Its Subject is its token (`submit.tokens`).
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ async with relay(tmp_path, zone=ZoneSettings(next_hop=...)) as running:
     assert running.log.named("delivered")
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import smtplib

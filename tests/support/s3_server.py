@@ -1,7 +1,5 @@
 """moto's S3 and SQS server over HTTP, in a process of its own."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import http.client

@@ -1,7 +1,5 @@
 """`zonerelay sandbox` as a process, and requests to pages of a relay."""
 
-from __future__ import annotations
-
 import http.client
 import re
 import subprocess

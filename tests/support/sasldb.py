@@ -3,8 +3,6 @@
 It holds passwords in clear text, as that plugin does: no hash is computed at a log-in.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

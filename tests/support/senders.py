@@ -5,8 +5,6 @@ Result is what the program said; whether that is right is for the test to say. A
 hangs raises. Certificates are checked against the CA that the `Server` names, never ignored.
 """
 
-from __future__ import annotations
-
 import enum
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Servers of others that tests start: a process with a log, ready before it is used and gone afterwards."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

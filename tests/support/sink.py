@@ -11,8 +11,6 @@ It answers on the event loop of its test, or, in a `with`, on a loop and a threa
 processes can be a plain function.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

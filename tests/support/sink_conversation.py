@@ -4,8 +4,6 @@ Small and readable before fast: asyncio streams, one command at a time, in order
 commands are answered as they come.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import ssl

@@ -1,7 +1,5 @@
 """python-slimta of PyPI, unpacked into `.cache`: it runs in processes of its own, never in ours."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A smarthost that wants a log-in: STARTTLS, AUTH as it is told to, and enough SMTP to take messages."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

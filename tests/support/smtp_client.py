@@ -1,7 +1,5 @@
 """An SMTP client over plain asyncio streams: it says what it is told to, and reads whole replies."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator

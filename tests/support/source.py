@@ -1,7 +1,5 @@
 """The package's source as trees, for rules that no linter has."""
 
-from __future__ import annotations
-
 import ast
 import gc
 from pathlib import Path

@@ -3,8 +3,6 @@
 Whoever keeps a log says so when it is made, and is asked if the test fails.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 LONGEST = 12_000

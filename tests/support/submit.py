@@ -5,8 +5,6 @@ as a real client does: what has no 250 was not accepted. Each message carries it
 Subject, so that a sink's messages can be matched with the acknowledged ones.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

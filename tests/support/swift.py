@@ -3,8 +3,6 @@
 Proxy, account, container and object server, one copy of everything in a temporary directory.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """A TLS client without a socket (Python's ssl over MemoryBIO), and its wire to a TlsChannel."""
 
-from __future__ import annotations
-
 import contextlib
 import ssl
 import warnings

@@ -1,7 +1,5 @@
 """Writes the TOML that tests and the bench need: tables, arrays of tables and plain values."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 

@@ -20,8 +20,6 @@ machine, where nobody answers, so nothing leaves it.
 The package is unpacked into `.cache` (see `debian`), never installed.
 """
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager

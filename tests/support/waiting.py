@@ -1,7 +1,5 @@
 """Waiting for what happens in the background."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 

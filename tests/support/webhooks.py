@@ -4,8 +4,6 @@ with Receiver() as receiver:
     receiver.answers["/hook"] = Answer(503, {"Retry-After": "1"})
 """
 
-from __future__ import annotations
-
 import json
 import threading
 import time

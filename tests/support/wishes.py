@@ -1,7 +1,5 @@
 """Mail with wishes about reports and release times, put into a relay without a client; and its reports."""
 
-from __future__ import annotations
-
 import email
 import email.policy
 from collections.abc import Sequence

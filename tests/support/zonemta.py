@@ -3,8 +3,6 @@
 A leveldown that today's Node runs is in the place of the engine that would have to be compiled.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

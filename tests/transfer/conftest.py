@@ -1,7 +1,5 @@
 """What tests of other systems' queues share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

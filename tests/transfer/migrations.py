@@ -5,8 +5,6 @@
 kills runs at random moments and steps, over pairs of engines, and says what became of every delivery.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

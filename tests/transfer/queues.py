@@ -1,7 +1,5 @@
 """What the tests of other systems' queues share: a next hop that keeps some mail waiting, and an import."""
 
-from __future__ import annotations
-
 import smtplib
 import socketserver
 import threading

@@ -1,7 +1,5 @@
 """`zonerelay spool backup` and `restore` as an operator calls them, beside a relay that goes on."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import tarfile

@@ -1,7 +1,5 @@
 """`zonerelay spool export` and `import` as an operator calls them."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import json

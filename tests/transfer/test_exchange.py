@@ -1,7 +1,5 @@
 """Export and import of our own format, through the contract, on every engine."""
 
-from __future__ import annotations
-
 import tarfile
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path

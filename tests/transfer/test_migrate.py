@@ -1,7 +1,5 @@
 """`zonerelay spool migrate`: between all engines, killed and resumed, beside relays that run."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -1,7 +1,5 @@
 """Mail moves between relays that run. Orders of operators go along, and are in force before it can leave."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -2,8 +2,6 @@
 completes what the first one left.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

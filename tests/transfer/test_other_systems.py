@@ -1,7 +1,5 @@
 """Queues that other systems have written, and pickles that python-slimta has not."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Lists of addresses as they are written, read the same by every Python of this machine, in linear time."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Log-ins against a real file with real hashes: failures, remembered passwords, and lanes to the threads."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import threading

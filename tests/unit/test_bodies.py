@@ -1,7 +1,5 @@
 """Bodies in any borders and packets: by BDAT and DATA, into the store and out of it, and smuggling."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import time

@@ -1,7 +1,5 @@
 """A listener's certificates: what is wrong in words, which one a client gets, and renewals under way."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import gc

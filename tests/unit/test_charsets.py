@@ -2,8 +2,6 @@
 lets a name choose a codec.
 """
 
-from __future__ import annotations
-
 import ast
 import threading
 import time

@@ -1,7 +1,5 @@
 """Commands: their arguments, the lines to the relay's socket, and what `explain` says of changes."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import time

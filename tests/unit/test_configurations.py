@@ -12,8 +12,6 @@ There are as many problems as the case has. Where it has notes, there are as man
 `checked/` are tried by `check-config`, which opens the files and imports the code that they name.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """What clients may use up: connections, time, errors, the memory of sessions, and turns of large bodies."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Credentials: users and identities in their files, and secrets of the configuration."""
 
-from __future__ import annotations
-
 import os
 import stat
 import time

@@ -1,7 +1,5 @@
 """What stores wait for: the cursors of a queue, shared writes, and what a Redis server promises."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence

@@ -1,7 +1,5 @@
 """DANE: which TLSA records count, and which certificates they vouch for; all of them real ones."""
 
-from __future__ import annotations
-
 import hashlib
 import ssl
 import tempfile

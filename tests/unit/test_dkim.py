@@ -1,7 +1,5 @@
 """DKIM: whose mail it is, which keys sign it, what is signed and hashed, and where signatures are made."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

@@ -4,8 +4,6 @@
 `python -m tests.unit.test_docstrings` lowers the numbers, and with the name of a package it lists them.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

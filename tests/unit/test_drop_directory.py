@@ -1,7 +1,5 @@
 """The drop directory of sendmail(1): no file delays the mail of others; what is not taken is named once."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

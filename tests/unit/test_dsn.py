@@ -1,7 +1,5 @@
 """Delivery reports, read back with the standard library's email package."""
 
-from __future__ import annotations
-
 import email
 import email.policy
 import re

@@ -4,8 +4,6 @@ A file that is written in another way is whole in memory, and empty or without a
 orders of operators, tokens and keys were lost like that.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re

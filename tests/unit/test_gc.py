@@ -1,7 +1,5 @@
 """What may hold the event loop: reference cycles, threads, and tasks that an object owns."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import gc
@@ -114,7 +112,7 @@ def test_memory_that_grows_is_looked_at_at_once_and_then_not_before_it_has_grown
 class Node:
     """One end of a cycle."""
 
-    other: Node | None = None
+    other: "Node | None" = None
 
 
 def cycle() -> tuple[Node, weakref.ref[Node]]:

@@ -1,7 +1,5 @@
 """When a write begins: what it waits for, counted in iterations of the loop and in its own milliseconds."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What the intake knows of senders: submissions that are the same one, and senders of very many."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec import structs
 

@@ -1,7 +1,5 @@
 """Limits over workers: what a worker may have of them, and that none is exceeded."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """Logs: lines, those about clients that are refused again and again, and transcripts."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """Header fields of a message: read, written by us, changed for operators, and whose they say that it is."""
 
-from __future__ import annotations
-
 import re
 import time
 from email import message_from_bytes, policy

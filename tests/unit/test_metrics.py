@@ -1,7 +1,5 @@
 """Metrics and readiness: what is counted and shown, which reasons there are, and how the probe is shared."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """MTA-STS: records and policies as texts (RFC 8461 3 and 4.1), and policies that are kept over days."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What the pages name is there, and what they explain is what the code has."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json

@@ -4,8 +4,6 @@ A sentence that somebody rewrites would change what the relay does, and no type 
 of other programs are read where nothing else tells what happened; each such place has its reason in FOREIGN.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping

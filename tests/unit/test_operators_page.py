@@ -1,7 +1,5 @@
 """The operators' page: its filter and the command line that it stands for, its sessions, the state."""
 
-from __future__ import annotations
-
 import io
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Which mail an order is about, when it is in force, and for how long the age of mail did not count."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator

@@ -1,7 +1,5 @@
 """Rows as mail, without a database: what is composed is what was meant, and nothing more."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import email.policy

@@ -1,7 +1,5 @@
 """The systemd unit and the image fit the relay that they run: names, paths, ports and times agree."""
 
-from __future__ import annotations
-
 import ipaddress
 import json
 import re

@@ -1,7 +1,5 @@
 """Events and decisions are checked when they are built; classes are found or refused in words."""
 
-from __future__ import annotations
-
 import dataclasses
 import email.header
 import os

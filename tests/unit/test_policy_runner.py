@@ -1,7 +1,5 @@
 """A policy that fails, whatever way it finds, costs a 451 and nothing else."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Connections to hosts: who gets the room, and who tries a host that was found dead."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 

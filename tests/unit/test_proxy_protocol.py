@@ -1,7 +1,5 @@
 """PROXY headers as haproxy's proxy-protocol.txt describes them, and everything that is nearly one."""
 
-from __future__ import annotations
-
 import ipaddress
 import struct
 

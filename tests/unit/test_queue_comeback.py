@@ -1,7 +1,5 @@
 """A destination that comes back gets its queue at once, in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Coroutine, Sequence

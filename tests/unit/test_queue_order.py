@@ -1,7 +1,5 @@
 """Urgent mail first, fresh and put-off mail by turns, and nothing waits for ever: also in look-ups."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from itertools import chain, islice

@@ -1,7 +1,5 @@
 """Changes reach the store, whatever the store does meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from functools import partial

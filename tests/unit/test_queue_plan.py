@@ -1,7 +1,5 @@
 """The pure plan of one zone: turns, limits, shares, suspension, and that nothing is lost or stuck."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections import Counter

@@ -1,7 +1,5 @@
 """Hosts that say nothing do not hold all of a zone's connections."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

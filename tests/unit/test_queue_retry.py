@@ -1,7 +1,5 @@
 """When the next attempt happens, and which one is the last."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import threading

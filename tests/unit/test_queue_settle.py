@@ -1,7 +1,5 @@
 """Outcomes become changes and reports, in one write."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Turns in one zone's plan: lines that share hosts, limits of their own, rates, and that nothing is stuck."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterable

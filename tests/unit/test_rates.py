@@ -1,7 +1,5 @@
 """Turns of rates: never more than allowed as the receiver counts, nothing saved up, and no turn lost."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from collections import Counter

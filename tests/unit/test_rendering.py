@@ -1,7 +1,5 @@
 """What a zone makes of a stored message: rules, signature, sender, and what is kept of it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Replies of peers: whatever comes, whose fault it is, and what EHLO offers."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Which rule of [[rewrite]] counts for an address, and what becomes of recipients that become one."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

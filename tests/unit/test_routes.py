@@ -1,7 +1,5 @@
 """Tables of rules: [[route]], [[destination]], and the index that finds the rule that counts."""
 
-from __future__ import annotations
-
 import ipaddress
 import random
 import time

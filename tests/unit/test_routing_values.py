@@ -1,7 +1,5 @@
 """Domains, addresses, hosts files and name servers; answers of DNS, and how long they are kept."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import socket

@@ -1,7 +1,5 @@
 """Logging in as a client: the RFCs' own examples, and servers that are wrong, hostile or never content."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

@@ -1,7 +1,5 @@
 """A partition on a server whose address may lead to a former primary."""
 
-from __future__ import annotations
-
 import pytest
 
 from zonerelay.store.keys.port import OlderStateError, PartitionState, Position

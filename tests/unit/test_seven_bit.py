@@ -1,7 +1,5 @@
 """Messages in seven bits say what they said before, in ASCII and in lines that SMTP carries."""
 
-from __future__ import annotations
-
 import email
 import email.policy
 from email.message import EmailMessage

@@ -1,7 +1,5 @@
 """The judges of long tests are right: the bench's simulation, three nodes, receivers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import replace

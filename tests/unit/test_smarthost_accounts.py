@@ -1,7 +1,5 @@
 """Whether a credential may be tried now: pauses after refusals, new secrets, forgiveness."""
 
-from __future__ import annotations
-
 import pytest
 
 from zonerelay.delivery.auth.accounts import FIRST_PAUSE, LONGEST_PAUSE, TRY_TIME, Account, digest

@@ -1,7 +1,5 @@
 """Commands of SMTP as octets: lines, verbs, and parameters."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import pytest

@@ -1,7 +1,5 @@
 """Who sends, who is passed over and for how long, and which addresses of a host can be reached."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Senders there and back; the table of old addresses is what postsrsd 1.10 (libsrs2) made on that day."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What engines write and read: records, and LevelDB's tables."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from itertools import chain

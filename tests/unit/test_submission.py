@@ -1,7 +1,5 @@
 """The HTTP API for mail: its bodies, its refusals, and its description."""
 
-from __future__ import annotations
-
 import base64
 import json
 import random

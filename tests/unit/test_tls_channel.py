@@ -1,7 +1,5 @@
 """The server's side of TLS against Python's ssl as the client: any cut of the wire gives the same octets."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random

@@ -1,7 +1,5 @@
 """The client's half of a transaction as dialogs: what is written, and what becomes of each recipient."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec import structs
 

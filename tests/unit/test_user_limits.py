@@ -1,7 +1,5 @@
 """What clients may: guard rails of users, who may relay, [[access]] rules, and what address patterns mean."""
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import math

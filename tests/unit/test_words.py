@@ -7,8 +7,6 @@ A word is known if the glossary or `tests/data/field_words.txt` defines it, or i
 shrink: an entry that complies now fails its test, and `python -m tests.unit.test_words` removes it.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator

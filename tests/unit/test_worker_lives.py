@@ -1,7 +1,5 @@
 """Workers as their supervisor sees them: lives, reloads, and figures and answers made one."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

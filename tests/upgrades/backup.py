@@ -1,7 +1,5 @@
 """A backup as `zonerelay spool backup` makes it, of the queue of every fixture and of what lies beside it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """A configuration in which every option is given, in the order of the reference."""
 
-from __future__ import annotations
-
 from zonerelay.config.toml_text import options
 
 GIVEN = {

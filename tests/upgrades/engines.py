@@ -3,8 +3,6 @@
 What differs from one writing to the next (tokens, a server's times) is left out of the text.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip

@@ -7,8 +7,6 @@ NAME/backup.tar.gz   a backup of the queue
 NAME/zonerelay.toml  a configuration
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

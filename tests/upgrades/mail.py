@@ -4,8 +4,6 @@ Every member of a message and of a delivery has two values at least in it, so a 
 (`test_fixtures.py`). Ids and times are always the same.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from typing import Any

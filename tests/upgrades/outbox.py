@@ -1,7 +1,5 @@
 """An outbox in every state: rows of applications, and what a relay has made of some of them."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import tempfile

@@ -1,7 +1,5 @@
 """Records that a queue at rest has none of: what a crash leaves half done, and what relays have agreed on."""
 
-from __future__ import annotations
-
 from tests.upgrades import mail
 from zonerelay.limits.authority import LimitRequest, SlotClaim, TurnRequest, ZoneLimits
 

@@ -1,7 +1,5 @@
 """Backups that older releases have made are restored, and this release's are made in the same way."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

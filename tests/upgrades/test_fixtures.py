@@ -1,7 +1,5 @@
 """What older releases have stored is read by this one, octet by octet, and leaves the queue."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -3,8 +3,6 @@
 It replaces the one of that name: the fixture of a release that is tagged is never written again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,5 @@
 """What a failed attempt does to a row: when it is tried again, when it has failed, what is written of it."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 

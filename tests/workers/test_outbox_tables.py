@@ -1,7 +1,5 @@
 """A relay creates the tables where there are none, and says what is wrong with tables that it finds."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

@@ -1,7 +1,5 @@
 """How rows are claimed, kept and given back: one relay, two, a dead one, one that was only slow."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -199,7 +197,7 @@ class Tarpit:
         self._server: asyncio.Server | None = None
         self._over = asyncio.Event()
 
-    async def __aenter__(self) -> Tarpit:
+    async def __aenter__(self) -> "Tarpit":
         self._server = await asyncio.start_server(self._hold, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         return self

@@ -1,7 +1,5 @@
 """Rows become mail: what is sent, through which server, with which log-in, and what fails at once."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import email.policy

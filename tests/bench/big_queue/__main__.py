@@ -8,8 +8,6 @@ which is sent. Other mail comes in beside all of it but the start and the rates 
 read four times a second.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -3,8 +3,6 @@
 Lives in the watched relay, which takes a census when it gets `SIGNAL`.
 """
 
-from __future__ import annotations
-
 import gc
 import signal
 import sys

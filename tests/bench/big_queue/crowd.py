@@ -5,8 +5,6 @@ spread over many domains. It is written through the store itself, in batches, be
 SMTP transactions would measure something else.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

@@ -9,8 +9,6 @@ stack meanwhile. Garbage collections are counted by whichever thread they ran in
 An upper bound: the watch itself takes about 20 µs for each tick and sample.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

@@ -5,8 +5,6 @@ relay's side of it. Beside a relay that asks two questions for each of 10,000 do
 part of what is measured.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -1,7 +1,5 @@
 """What the pauses of a watched loop were: a table by phase, and the stacks of the relay's own long ones."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path

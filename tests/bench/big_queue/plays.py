@@ -1,7 +1,5 @@
 """What happens to a relay with a big queue, phase by phase."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -42,7 +40,7 @@ class Run:
     watch: Watch
     phases: list[Phase] = field(default_factory=list)
 
-    async def phase(self, name: str, body: Body) -> None:
+    async def phase(self, name: str, body: "Body") -> None:
         began = time.monotonic()
         cpu = self.relay.cpu_seconds()
         said = await body(self)

@@ -1,7 +1,5 @@
 """One message after the other to an idle destination: how long each takes from MAIL to the receiver."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -1,7 +1,5 @@
 """The machine around the measured relay: DNS, a sink, an empty relay to compare with, and their figures."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import subprocess

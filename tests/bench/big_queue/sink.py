@@ -5,8 +5,6 @@ the crowd, and of other mail. To PROBES a line is added for each recipient `prob
 the monotonic clock at its final dot.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import sys

@@ -1,7 +1,5 @@
 """A relay whose event loop is watched: `python -m tests.bench.big_queue.watched FILE zonerelay serve …`."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from pathlib import Path

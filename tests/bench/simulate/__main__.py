@@ -1,7 +1,5 @@
 """`python -m tests.bench.simulate`: the queue in virtual time, as tables and a picture."""
 
-from __future__ import annotations
-
 import argparse
 import gc
 import os

@@ -5,8 +5,6 @@ that does not answer is a failure of scope HOST, each transaction takes its turn
 second host for a domain, no TLS, sources and log-ins: none of it decides when mail goes.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import cast

@@ -1,7 +1,5 @@
 """What is measured, and what must never happen: a delivery lost or made twice, a limit or a rate exceeded."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence

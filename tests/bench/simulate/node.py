@@ -1,7 +1,5 @@
 """One relay of a simulation: the real scheduler, settler and retry policy, wired as the worker wires them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from random import Random

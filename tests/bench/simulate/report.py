@@ -1,7 +1,5 @@
 """The tables of a run."""
 
-from __future__ import annotations
-
 from rich.console import Console
 from rich.table import Table
 

@@ -3,8 +3,6 @@
 Deterministic for a seed: the wall clock and the machine's memory are looked at for samples only.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

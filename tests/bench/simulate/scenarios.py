@@ -1,7 +1,5 @@
 """What is simulated: `mix` is the whole world; the others put one policy of the queue to the test."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 

@@ -4,8 +4,6 @@ It keeps the contract of `zonerelay.store.contract` and needs memory for what is
 whatever was given; the simulation gives all the same one.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field

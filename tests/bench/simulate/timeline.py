@@ -7,8 +7,6 @@ the order in which they were scheduled, so a run with the same seed takes the sa
 Failure: when nothing is ready and no timer is set, nobody will ever wake the loop; that is an error at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 
 START = 1_700_000_000.0
@@ -22,7 +20,7 @@ class NothingLeftError(RuntimeError):
 class _NoSockets:
     """Stands where asyncio keeps its selector."""
 
-    def __init__(self, loop: VirtualLoop) -> None:
+    def __init__(self, loop: "VirtualLoop") -> None:
         self._loop = loop
 
     def select(self, timeout: float | None) -> list[object]:

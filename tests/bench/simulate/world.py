@@ -5,8 +5,6 @@ them; a server is made when somebody first connects. What a server does is decid
 random number generator with a seed.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections import deque
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Whatever else a target raises is a finding too: each catches only what the code under test says it raises.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from tests.fuzz.targets import (

@@ -5,8 +5,6 @@ whole input is what comes out of any cut of it; only `<CR><LF>.<CR><LF>` ends a 
 comes out has a bare CR or LF; at most four octets are held back; what is stuffed comes back.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

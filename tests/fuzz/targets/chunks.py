@@ -4,8 +4,6 @@ Invariants: only a chunk's size ends it, and what is behind it comes back as it 
 any cut into chunks and pieces, with CRLF line ends only, and bare ones counted as in DATA.
 """
 
-from __future__ import annotations
-
 from tests.fuzz.targets.bodies import CRLF, normalized
 from tests.fuzz.targets.commands import refusal
 from tests.support.feeding import cuttings, in_pieces

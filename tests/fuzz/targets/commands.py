@@ -6,8 +6,6 @@ its path form, unchanged, has no control character, no bracket or blank outside 
 limits of RFC 5321 4.5.3.1.
 """
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime
 

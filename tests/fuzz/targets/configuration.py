@@ -4,8 +4,6 @@ Invariants: any text is either settings or a `ConfigError`; each of its problems
 in the file) and what, in one line that can be shown.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from zonerelay.config.load import ConfigError, ConfigProblem, load_text

@@ -4,8 +4,6 @@ Invariants: only `ProxyFault` or `CommandError` is raised; any cut gives the sam
 behind the header, or a fault; an address is one in its one spelling, or nothing; what is said is printable.
 """
 
-from __future__ import annotations
-
 import ipaddress
 
 from tests.fuzz.targets.commands import refusal

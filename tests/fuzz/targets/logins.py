@@ -5,8 +5,6 @@ responses; what a client said is bounded, and spelled the other way comes out th
 hash is shown; a file that was read is written back as the same users.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 

@@ -5,8 +5,6 @@ people is bounded and has no control character; a report has exactly our header 
 line ends, ASCII only where it says so, and no line that SMTP could not carry, whatever is quoted in it.
 """
 
-from __future__ import annotations
-
 import quopri
 import re
 from collections.abc import Callable

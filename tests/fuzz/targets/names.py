@@ -3,8 +3,6 @@
 Invariant: what our reader understands it understands as dnspython does, and no packet makes it raise.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.support.dns_oracle import read_alike

@@ -4,8 +4,6 @@ Invariants: only `PeerError` is raised, and only for what is no SMTP; the same r
 before the same fault; a reply's text can be shown; EHLO's list never raises.
 """
 
-from __future__ import annotations
-
 import re
 
 from tests.support.feeding import cuttings

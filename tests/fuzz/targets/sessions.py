@@ -6,8 +6,6 @@ acknowledged, and the other way round, has CRLF line ends and somebody to go to;
 packets, memory is bounded and nothing is left.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import re

@@ -4,8 +4,6 @@ Invariants: only `TlsFault` is raised, and again by every later call; nothing is
 handshake is complete; a channel that failed says its alert and no more; none of the other calls raises.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import tempfile

@@ -1,7 +1,5 @@
 """Every test here runs on asyncio's own loop and on uvloop: their transports differ where it hurts."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """BDAT against servers that offer CHUNKING, and some that should not: what is sent, what becomes of it."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections import Counter

@@ -1,7 +1,5 @@
 """Connections: reused, closed by either side, limited, and never left behind."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import socket

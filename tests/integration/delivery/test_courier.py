@@ -1,7 +1,5 @@
 """The courier against a real server on loopback: what is sent, and what becomes of each recipient."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

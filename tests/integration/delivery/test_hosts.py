@@ -1,7 +1,5 @@
 """Which host gets the mail, what it means when none does, and when a dead one comes back."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections import Counter

@@ -1,7 +1,5 @@
 """Hosts without 8BITMIME or SMTPUTF8: who is asked instead, what is converted, and what is returned."""
 
-from __future__ import annotations
-
 import email
 import email.policy
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Logging in at smarthosts: with TLS only, each sender with its credential, and what a refusal means."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -4,8 +4,6 @@ Stalwart answers DATA with 452 4.4.5 after ten messages (stalwartlabs/stalwart#1
 RCPT, with 4yz or 5yz, or with 421.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

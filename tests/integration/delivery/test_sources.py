@@ -1,7 +1,5 @@
 """From which address mail goes out, as the receivers see it: on 127.0.0.0/8, all ours, and on ::1."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from collections import Counter

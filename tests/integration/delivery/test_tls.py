@@ -1,7 +1,5 @@
 """Each level of TLS: who passes, who fails and in which words, and who tries to talk us out of it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

@@ -1,7 +1,5 @@
 """A place per engine, and partitions that are closed when their test ends."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any

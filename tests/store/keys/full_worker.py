@@ -6,8 +6,6 @@ Asserts what the port promises without room: refused writes leave nothing, and w
 Without a size the file system has few inodes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """Where each engine keeps its keys in a test, and what a test does to them from outside."""
 
-from __future__ import annotations
-
 import abc
 import copy
 import functools

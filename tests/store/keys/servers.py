@@ -1,7 +1,5 @@
 """What a partition on a server that dies has to keep, whatever the server is."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any, Protocol
 

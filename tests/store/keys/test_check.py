@@ -1,7 +1,5 @@
 """Check and repair of a queue over any engine: each fault is found and mended."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What every engine of ordered keys promises, with the real servers."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import tracemalloc

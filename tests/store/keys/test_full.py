@@ -1,7 +1,5 @@
 """Without room new mail is refused with StoreFullError, and what makes room is written."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

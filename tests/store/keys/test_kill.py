@@ -3,8 +3,6 @@
 A power cut is made of a real file system, as in `tests/store/test_crash.py`.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

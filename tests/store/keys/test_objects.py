@@ -2,8 +2,6 @@
 conditions.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random

@@ -1,7 +1,5 @@
 """What is PostgreSQL's own: poolers, a server that is killed or unsafe, its role; each told in words."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -2,8 +2,6 @@
 failures.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable

@@ -1,7 +1,5 @@
 """What is Redis' own: a server that is killed, full or unsafe, a Cluster, rights, TLS; each told in words."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import signal

@@ -1,7 +1,5 @@
 """What follows a write that a full store has refused was planned from a state that never came."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """An engine whose answers are lost."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from zonerelay.store.contract import StoreError

@@ -8,8 +8,6 @@ Each batch has KEYS keys of one number, and removes those of an earlier one. A l
 the batch is durable. `check` prints the numbers that are whole, and fails when a batch is there in part.
 """
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import os

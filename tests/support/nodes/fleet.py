@@ -8,8 +8,6 @@ with Network(3) as network, network.inside(), STORES["redis"]() as store:
         verdict = await running.settled()
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal

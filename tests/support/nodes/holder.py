@@ -5,8 +5,6 @@ that came, it ends every process that is still in one of them; the namespaces, a
 go with the last process. So nothing is left behind, not even by a test run that was killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

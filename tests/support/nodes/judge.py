@@ -3,8 +3,6 @@
 Pure: from what the clients and the receiver have written down, and from when which node had which fault.
 """
 
-from __future__ import annotations
-
 import itertools
 from bisect import bisect_left
 from collections import Counter

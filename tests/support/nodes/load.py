@@ -4,8 +4,6 @@ What was not answered with 250 is sent again under another token, to the next no
 may deliver it or not. `acknowledged` are those that must arrive.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools

@@ -11,8 +11,6 @@ no connection is ended and nobody is told; `out` and `back` cut one direction al
 namespaces is touched, and everything goes with them: see `holder`. Needs root and `ip` (iproute2).
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
@@ -40,7 +38,7 @@ class NetworkError(Exception):
 class Node:
     """One machine; `number` counts from 0."""
 
-    def __init__(self, network: Network, number: int, holder: int) -> None:
+    def __init__(self, network: "Network", number: int, holder: int) -> None:
         self.number = number
         self.host = f"{MAIL}.{11 + number}"
         self.launcher = _entered(holder)

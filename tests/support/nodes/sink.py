@@ -1,7 +1,5 @@
 """A receiver that keeps account of every transaction: which message, from which node, from when to when."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from dataclasses import dataclass
@@ -28,7 +26,7 @@ class Arrival:
     ended: float
     earliest: float
 
-    def overlaps(self, other: Arrival) -> bool:
+    def overlaps(self, other: "Arrival") -> bool:
         return self.began < other.ended and other.began < self.ended
 
 

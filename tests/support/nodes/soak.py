@@ -3,8 +3,6 @@
 For finding what a short test does not; says what it did, and fails with the first thing that should not be.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import random

@@ -1,7 +1,5 @@
 """The stores that nodes can share: a real server in the hub, and what a node's configuration says of it."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Mapping

@@ -3,8 +3,6 @@
 Its records have a member that nobody here understands.
 """
 
-from __future__ import annotations
-
 import stat
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 The receiver `name` has the domain `name.test`, and the host `mx.name.test` at its address.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """One connection to a receiver: the sandbox's, with a nature of its own and a strict eye on the client."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
@@ -29,13 +27,13 @@ class Crowd:
         self.tally = Tally(promise)
         self.members: set[StrictConversation] = set()
 
-    def enter(self, guest: StrictConversation) -> None:
+    def enter(self, guest: "StrictConversation") -> None:
         """One whose client has closed it is over, even if that was not noticed yet."""
         gone = sum(each.is_gone for each in self.members) if self.tally.is_full else 0
         self.members.add(guest)
         self.tally.opened(gone=gone)
 
-    def leave(self, guest: StrictConversation) -> None:
+    def leave(self, guest: "StrictConversation") -> None:
         self.members.discard(guest)
         self.tally.closed()
 

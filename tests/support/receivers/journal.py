@@ -1,7 +1,5 @@
 """What a receiver has seen, to be handed over at the end."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter, deque
 

@@ -3,8 +3,6 @@
 Pure bookkeeping; times are readings of the receivers' clock.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 import msgspec

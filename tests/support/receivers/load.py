@@ -4,8 +4,6 @@ A message has the sender `b-TOKEN@origin.test`, so that receivers know the messa
 about it say in their recipient what they are about.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

@@ -3,8 +3,6 @@
 RFC 5321 4.1.4 (order), 4.5.3.1 (lengths), RFC 2920 3.1 (what may be followed by more).
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import re

@@ -1,7 +1,5 @@
 """What a receiver is like, as values. What it does about it is in `conversation.py`."""
 
-from __future__ import annotations
-
 import enum
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Says "ready" when all of them listen; at the end of its input it writes its report and goes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import sys

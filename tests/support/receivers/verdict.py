@@ -1,7 +1,5 @@
 """Who got what, from what was sent and what receivers noted: every recipient once, or a report instead."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -28,7 +26,7 @@ class Ledger:
     """When it first arrived."""
 
     @classmethod
-    def of(cls, report: Report) -> Ledger:
+    def of(cls, report: Report) -> "Ledger":
         ledger = cls()
         for arrival in report.arrivals:
             if arrival.token:
