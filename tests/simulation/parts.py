@@ -156,7 +156,7 @@ def simulated(loop: SimLoop, answers: Answers, objects: ObjectStore) -> Iterator
         patch("zonerelay.store.objects.s3.Bucket", SimBucket),
         patch("zonerelay.process.threads.ThreadPool.run", _run_on_loop),
         patch.object(Events, "dropped", _dropped),
-        patch("zonerelay.worker.build.CpuDemand", lambda: SimpleNamespace(since_last=lambda: 0.0)),
+        patch("zonerelay.worker.worker.CpuDemand", lambda: SimpleNamespace(since_last=lambda: 0.0)),
         patch.object(secrets, "token_hex", lambda size=16: draw.randbytes(size).hex()),
         patch.object(secrets, "token_bytes", lambda size=16: draw.randbytes(size)),
         patch("zonerelay.store.directories.ThreadPoolExecutor"),  # the loop runs it

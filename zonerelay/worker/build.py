@@ -7,10 +7,6 @@ refused, idle clients get 421, transactions and deliveries in progress finish, o
 spool is closed. All of this ends within `shutdown_timeout`, except that a commit that is being written is
 always awaited.
 
-Data flows in one direction, so a part receives the parts before it. If an earlier part needs a later one, it
-receives a function of `_assemble` that calls the later part. No such function is called before all parts
-exist.
-
 Promise on failure: everything that fails here fails before the first greeting, with a message (`StartError`),
 and leaves nothing open. Only the layers above import this module: `serve` and the sandbox.
 """
@@ -19,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import secrets
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
@@ -30,39 +25,24 @@ from zonerelay.config.settings import Settings, space_guard
 from zonerelay.control.socket import bind, submission_socket_path
 from zonerelay.history.writer import History, file_of, note_off
 from zonerelay.inbound.drop_directory import DropDirectory, take_by
-from zonerelay.inbound.listen.listeners import Listeners
 from zonerelay.inbound.listen.listening_socket import ListenError
-from zonerelay.limits.shared import RecordStore
 from zonerelay.model.clock import Clock
-from zonerelay.model.envelope import MessageIdSource
 from zonerelay.operations.errors import ControlError
 from zonerelay.process.setup import Identity, StartError, history_redactor
 from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import STATUS
-from zonerelay.queue.operator.clock_watch import ClockWatch
-from zonerelay.queue.operator.journal import DIRECTORY, Bin, Journal
-from zonerelay.queue.operator.operations import Operations
-from zonerelay.queue.orders.orders import Orders
-from zonerelay.queue.scheduler import Scheduler
-from zonerelay.queue.settle.bounces import DsnMaker
-from zonerelay.queue.settle.settler import Settler, SettlerCallbacks
-from zonerelay.queue.zone.zone import ZoneParts
 from zonerelay.routing.mta_sts import HTTPS_PORT
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreError
-from zonerelay.store.open import open_record_store
-from zonerelay.store.spool_paths import name_of
 from zonerelay.telemetry.events.events import Events, LogSink
 from zonerelay.telemetry.logs.redact import RedactKeyError, Redactor
-from zonerelay.telemetry.metrics.instruments import CpuDemand
 from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.worker.context import WorkerContext
 from zonerelay.worker.endpoints import Endpoints
-from zonerelay.worker.outbound import OutboundSide
-from zonerelay.worker.queue import number_of, open_queue, siblings_of
+from zonerelay.worker.queue import open_queue, siblings_of
 from zonerelay.worker.report import DailyReport
 from zonerelay.worker.tables import build_tables
-from zonerelay.worker.worker import Worker, retry_of
+from zonerelay.worker.worker import Worker
 
 if TYPE_CHECKING:
     from zonerelay.admin.operators import Sandbox
@@ -88,6 +68,7 @@ async def build(
     """Return a running relay. Tests and the sandbox pass their own clock, randomness, log and ports.
     `share_failure` passes a failed login on to the other workers. Raise StartError.
     """
+    worker: Worker | None = None
     metrics = Metrics()
     history, key_problem = _build_history(settings, identity, redactor, clock, metrics)
     events = Events(log, metrics, redactor, clock, history)
@@ -116,10 +97,39 @@ async def build(
             stack.callback(events.close)
             stack.callback(metrics.loop_lag.stop)
             metrics.loop_lag.start()
-            worker, endpoints = await _assemble(
-                settings, context, stack, history=history, sandbox=sandbox, share_failure=share_failure
+            tables = build_tables(settings, clock.now())
+            queue = await open_queue(
+                settings,
+                context,
+                StoreContext(
+                    clock=clock,
+                    on_health=events.store_health,
+                    on_damage=events.store_damaged,
+                    observe_commit=metrics.commits.observe,
+                    on_stored=lambda some, is_next: 0 if worker is None else worker.stored(some, is_next),
+                    on_news=lambda name: None if worker is None else worker.on_news(name),
+                    on_lost=lambda keys: None if worker is None else worker.on_lost(keys),
+                    environment=context.environment,
+                    siblings=siblings_of(settings, identity.index),
+                    # Called by other nodes of a shared queue, which the store serves once it is open.
+                    withdraw=lambda keys: set() if worker is None else worker.scheduler.withdraw(keys),
+                    give_back=lambda keys: None if worker is None else worker.scheduler.give_back(keys),
+                ),
+                zones=lambda: tables.zones.names,
+                notify=lambda name: None if worker is None else worker.scheduler.notify(name),
+            )
+            stack.push_async_callback(queue.store.close)
+            worker = Worker(
+                tables,
+                context,
+                queue,
+                history,
+                open_http=lambda rules, submit: endpoints.open_http(rules, submit),
+                share_failure=share_failure,
             )
             worker.key_problem = key_problem
+            worker.metrics.declare_zones(tables.zones.names)
+            endpoints = Endpoints(worker, sandbox)
             await _start(worker, endpoints, stack)
             worker.running = stack.pop_all()
     except (StoreError, ListenError, ControlError, ValueError) as error:
@@ -156,194 +166,11 @@ def _on_loop_error(events: Events, loop: asyncio.AbstractEventLoop, context: dic
     events.error("loop", error)
 
 
-async def _assemble(
-    settings: Settings,
-    context: WorkerContext,
-    stack: AsyncExitStack,
-    *,
-    history: History | None,
-    sandbox: Sandbox | None,
-    share_failure: Callable[[str], None],
-) -> tuple[Worker, Endpoints]:
-    """Open the queue and create the parts. None of them does anything yet."""
-    identity, events, clock = context.identity, context.events, context.clock
-    home = settings.spool.path.parent
-    tables = build_tables(settings, clock.now())
-    zones = tables.zones
-    worker: Worker | None = None
-
-    queue = await open_queue(
-        settings,
-        context,
-        StoreContext(
-            clock=clock,
-            on_health=events.store_health,
-            on_damage=events.store_damaged,
-            observe_commit=events.metrics.commits.observe,
-            on_stored=lambda some, is_next: 0 if worker is None else worker.stored(some, is_next),
-            on_news=lambda name: None if worker is None else worker.on_news(name),
-            on_lost=lambda keys: None if worker is None else worker.on_lost(keys),
-            environment=context.environment,
-            siblings=siblings_of(settings, identity.index),
-            # Called by other nodes of a shared queue, whose requests the store serves once it is open.
-            withdraw=lambda keys: set() if worker is None else scheduler.withdraw(keys),
-            give_back=lambda keys: None if worker is None else scheduler.give_back(keys),
-        ),
-        zones=lambda: zones.names,
-        notify=lambda name: scheduler.notify(name),
-    )
-    store = queue.store
-    stack.push_async_callback(store.close)
-    ids = MessageIdSource(clock, number_of(settings, identity.index, store), last=store.last_message_id())
-    sending = OutboundSide(
-        tables,
-        context,
-        read_body=store.read_body,
-        check_claim=store.check_claim,
-        resume=lambda zone: scheduler.resume(zone),
-        granted=lambda zone: scheduler.granted(zone),
-    )
-    clock_watch = ClockWatch(
-        home / f"clock-{name_of(identity.index)}.json",
-        clock,
-        events=events,
-        correct=lambda change: operations.correct(change),
-    )
-    settler = Settler(
-        store=store,
-        dsn_maker=DsnMaker(
-            store=store,
-            ids=ids,
-            choose_zone=zones.choose,
-            hostname=context.hostname,
-            events=events,
-            clock=clock,
-        ),
-        retry=retry_of(settings, settings.outbox, context),
-        zones=settings.zone,
-        bounce=settings.bounce,
-        events=events,
-        clock=clock,
-        callbacks=SettlerCallbacks(
-            postponed=lambda queue, when: scheduler.postponed(queue, when),
-            report=lambda: None if assembled.webhooks is None else assembled.webhooks.outcomes,
-            paused=lambda delivery, message, where: (
-                orders.paused(delivery, message, where) + clock_watch.skipped(delivery.created)
-            ),
-            keep=lambda message, some, where: orders.keep(message, some, "", where),
-            refused_stranger=lambda recipient, reply, now: listeners.refused_stranger(recipient, reply, now),
-        ),
-    )
-    orders = Orders(
-        home,
-        settler=settler,
-        zone_of=zones.known_before,
-        changed=lambda: scheduler.go_by_orders(),
-        release=lambda over: operations.release_orders(over),
-        events=events,
-        clock=clock,
-    )
-    orders.read()
-    scheduler = Scheduler(
-        settings.zone,
-        ZoneParts(
-            store=store,
-            route=sending.router.route,
-            deliver=sending.deliver,
-            settler=settler,
-            retry=settings.retry,
-            events=events,
-            clock=clock,
-            random=context.random,
-            limits=sending.limits,
-            orders=orders,
-        ),
-        busy=CpuDemand().since_last,
-        resumed=sending.logins.forgive,
-    )
-    listeners = Listeners(
-        settings,
-        hostname=context.hostname,
-        store=store,
-        ids=ids,
-        choose_zone=zones.choose,
-        zones=lambda: zones.names,
-        resolver=sending.resolver,
-        events=events,
-        clock=clock,
-        secret=secrets.token_bytes(32),
-        records=partial(_usage_records, settings, context),
-        open_http=lambda rules, submit: endpoints.open_http(rules, submit),
-        srs=lambda: sending.srs,
-        webhooks=lambda: assembled.webhooks,
-        new_mail_rate=scheduler.new_mail_rate,
-        orders=orders,
-        inherited=identity.inherited,
-        share_failure=share_failure,
-    )
-    dropped = Bin(store, events=events, clock=clock, skipped=clock_watch.skipped)
-    operations = Operations(
-        store=store,
-        scheduler=scheduler,
-        settler=settler,
-        events=events,
-        clock=clock,
-        journal=Journal(home / DIRECTORY / name_of(identity.index), clock),
-        orders_in_force=lambda: orders.table.ids,
-        order_at=orders.order_of,
-        binned=dropped.look,
-    )
-    assembled = worker = Worker(
-        tables=tables,
-        context=context,
-        queue=queue,
-        zones=zones,
-        ids=ids,
-        scheduler=scheduler,
-        settler=settler,
-        sending=sending,
-        listeners=listeners,
-        orders=orders,
-        operations=operations,
-        dropped=dropped,
-        clock_watch=clock_watch,
-        history=history,
-        drop=_build_drop_directory(settings, context, listeners) if _is_first(identity) else None,
-    )
-    worker.metrics.declare_zones(zones.names)
-    endpoints = Endpoints(worker, sandbox)
-    return worker, endpoints
-
-
-def _is_first(identity: Identity) -> bool:
-    """Return whether the worker does what one worker does for the whole relay."""
-    return identity.index == 0 and not identity.drains_spool
-
-
-def _usage_records(settings: Settings, context: WorkerContext) -> RecordStore:
-    """Return the store in which the usage of users is counted. Raise StoreOpenError."""
-    shared = open_record_store(settings, context.environment)
-    if shared is not None:
-        return shared
-    # SQLite is loaded only if users have quotas.
-    from zonerelay.inbound.limits.usage_file import UsageFile  # noqa: PLC0415
-
-    return UsageFile(settings.spool.path.parent, context.clock)
-
-
-def _build_drop_directory(settings: Settings, context: WorkerContext, listeners: Listeners) -> DropDirectory:
-    return DropDirectory(
-        settings.sendmail.drop,
-        take_by(listeners.local),
-        max_size=max(each.max_message_size for each in settings.listener),
-        hostname=context.hostname,
-        events=context.events,
-    )
-
-
 async def _start(worker: Worker, endpoints: Endpoints, stack: AsyncExitStack) -> None:
     """Start each part, after adding its stop to the stack."""
     settings, identity = worker.settings, worker.identity
+    # One worker does what has to be done once for the whole relay.
+    is_first = identity.index == 0 and not identity.drains_spool
     stack.push_async_callback(worker.sending.close)
     await worker.sending.start()
     stack.push_async_callback(endpoints.close)
@@ -355,7 +182,7 @@ async def _start(worker: Worker, endpoints: Endpoints, stack: AsyncExitStack) ->
     await worker.scheduler.start()
     stack.push_async_callback(worker.orders.stop)
     worker.orders.start()
-    if _is_first(identity):
+    if is_first:
         report = DailyReport(worker, endpoints)
         stack.push_async_callback(report.close)
         await report.configure(settings)
@@ -374,6 +201,13 @@ async def _start(worker: Worker, endpoints: Endpoints, stack: AsyncExitStack) ->
         is_served = settings.admin.address and identity.supervised
         submissions = bind(submission_socket_path(settings, identity.index)) if is_served else None
         await worker.listeners.start(settings, worker.tables.rules, submissions)
-    if worker.drop is not None:
-        stack.push_async_callback(worker.drop.stop)
-        worker.drop.start()
+    if is_first:
+        drop = worker.drop = DropDirectory(
+            settings.sendmail.drop,
+            take_by(worker.listeners.local),
+            max_size=max(each.max_message_size for each in settings.listener),
+            hostname=worker.context.hostname,
+            events=events,
+        )
+        stack.push_async_callback(drop.stop)
+        drop.start()

@@ -13,9 +13,10 @@ Otherwise it stays, and `tell` reports the reason.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -25,22 +26,27 @@ from zonerelay.config.settings import OutboxSettings, Settings, needs_restart, t
 from zonerelay.control.handler import ControlHandler
 from zonerelay.history.writer import History
 from zonerelay.inbound.drop_directory import DropDirectory
+from zonerelay.inbound.listen.http_listener import OpenHttp
 from zonerelay.inbound.listen.listeners import Listeners
+from zonerelay.limits.shared import RecordStore
 from zonerelay.model.delivery import Delivery, DeliveryKey, QueueKind, QueueName
 from zonerelay.model.envelope import MessageIdSource
 from zonerelay.process.tasks import RetriedComponents
 from zonerelay.process.threads import OPERATORS
 from zonerelay.queue.operator.clock_watch import ClockWatch
-from zonerelay.queue.operator.journal import Bin
+from zonerelay.queue.operator.journal import DIRECTORY, Bin, Journal
 from zonerelay.queue.operator.operations import Operations
 from zonerelay.queue.orders.orders import Orders
 from zonerelay.queue.scheduler import Scheduler
+from zonerelay.queue.settle.bounces import DsnMaker
 from zonerelay.queue.settle.retry import RetryPolicy
 from zonerelay.queue.settle.retry import build as build_retry
-from zonerelay.queue.settle.settler import Settler
-from zonerelay.routing.zones.zones import Zones
+from zonerelay.queue.settle.settler import Settler, SettlerCallbacks
+from zonerelay.queue.zone.zone import ZoneParts
 from zonerelay.store.contract import Store, StoreError
+from zonerelay.store.open import open_record_store
 from zonerelay.store.spool_paths import name_of, remove_spool
+from zonerelay.telemetry.metrics.instruments import CpuDemand
 from zonerelay.worker.context import WorkerContext
 from zonerelay.worker.outbound import OutboundSide, build_webhooks
 from zonerelay.worker.queue import MailQueue, number_of
@@ -79,42 +85,41 @@ def _trouble(store: Store) -> str:
     return "; ".join(text for text in store.problems() if text != store.unhealthy())
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
 class Worker:
     """A running worker and its parts. `settings` are the active ones. `opened` are the endpoints for
     operators. `running` holds what `stop` ends, which is to be called once.
+
+    Data flows in one direction, so a part receives the parts before it. If an earlier part needs a later one,
+    it receives a function that calls the later part. No such function is called before all parts exist.
     """
 
-    tables: Tables
-    context: WorkerContext
-    queue: MailQueue
-    zones: Zones
-    ids: MessageIdSource
-    scheduler: Scheduler
-    settler: Settler
-    sending: OutboundSide
-    listeners: Listeners
-    orders: Orders
-    operations: Operations
-    dropped: Bin
-    clock_watch: ClockWatch
-    history: History | None
-    drop: DropDirectory | None
-    webhooks: Webhooks | None = None
-    """None until a webhook is configured, or the spool has events of one."""
-    reloaded: Callable[[Settings], Awaitable[None]] | None = None
-    """Called with the settings that a reload has activated."""
-    http: AdminServer | None = None
-    handler: ControlHandler = field(init=False)
-    opened: RetriedComponents = field(init=False)
-    running: AsyncExitStack = field(init=False)
+    handler: ControlHandler
+    opened: RetriedComponents
+    running: AsyncExitStack
 
-    def __post_init__(self) -> None:
-        context = self.context
-        self.settings, self.store = self.tables.settings, self.queue.store
-        self.identity, self.events, self.clock = context.identity, context.events, context.clock
-        self.metrics = self.events.metrics
-        self.taken_up = self.clock.now()
+    def __init__(
+        self,
+        tables: Tables,
+        context: WorkerContext,
+        queue: MailQueue,
+        history: History | None,
+        *,
+        open_http: OpenHttp,
+        share_failure: Callable[[str], None],
+    ) -> None:
+        """Create the parts. None of them does anything yet."""
+        self.tables, self.context, self.queue, self.history = tables, context, queue, history
+        self.settings, self.zones = settings, zones = tables.settings, tables.zones
+        self.identity, self.events = identity, events = context.identity, context.events
+        self.clock, self.store = clock, store = context.clock, queue.store
+        self.metrics = events.metrics
+        self.webhooks: Webhooks | None = None
+        """None until a webhook is configured, or the spool has events of one."""
+        self.reloaded: Callable[[Settings], Awaitable[None]] | None = None
+        """Called with the settings that a reload has activated."""
+        self.http: AdminServer | None = None
+        self.drop: DropDirectory | None = None
+        self.taken_up = clock.now()
         """The time at which the active configuration was loaded."""
         self.refused_at: float | None = None
         """The time at which the last reload was refused, or None."""
@@ -124,6 +129,110 @@ class Worker:
         self._left_over = ""
         self._reloads = asyncio.Lock()
         self._deadline: float | None = None
+        home = settings.spool.path.parent
+        self.ids = MessageIdSource(
+            clock, number_of(settings, identity.index, store), last=store.last_message_id()
+        )
+        self.sending = OutboundSide(
+            tables,
+            context,
+            read_body=store.read_body,
+            check_claim=store.check_claim,
+            resume=lambda zone: self.scheduler.resume(zone),
+            granted=lambda zone: self.scheduler.granted(zone),
+        )
+        self.clock_watch = ClockWatch(
+            home / f"clock-{name_of(identity.index)}.json",
+            clock,
+            events=events,
+            correct=lambda change: self.operations.correct(change),
+        )
+        self.settler = Settler(
+            store=store,
+            dsn_maker=DsnMaker(
+                store=store,
+                ids=self.ids,
+                choose_zone=zones.choose,
+                hostname=context.hostname,
+                events=events,
+                clock=clock,
+            ),
+            retry=retry_of(settings, settings.outbox, context),
+            zones=settings.zone,
+            bounce=settings.bounce,
+            events=events,
+            clock=clock,
+            callbacks=SettlerCallbacks(
+                postponed=lambda queue, when: self.scheduler.postponed(queue, when),
+                report=lambda: None if self.webhooks is None else self.webhooks.outcomes,
+                paused=lambda delivery, message, where: (
+                    self.orders.paused(delivery, message, where) + self.clock_watch.skipped(delivery.created)
+                ),
+                keep=lambda message, some, where: self.orders.keep(message, some, "", where),
+                refused_stranger=lambda recipient, reply, now: self.listeners.refused_stranger(
+                    recipient, reply, now
+                ),
+            ),
+        )
+        self.orders = Orders(
+            home,
+            settler=self.settler,
+            zone_of=zones.known_before,
+            changed=lambda: self.scheduler.go_by_orders(),
+            release=lambda over: self.operations.release_orders(over),
+            events=events,
+            clock=clock,
+        )
+        self.orders.read()
+        self.scheduler = Scheduler(
+            settings.zone,
+            ZoneParts(
+                store=store,
+                route=self.sending.router.route,
+                deliver=self.sending.deliver,
+                settler=self.settler,
+                retry=settings.retry,
+                events=events,
+                clock=clock,
+                random=context.random,
+                limits=self.sending.limits,
+                orders=self.orders,
+            ),
+            busy=CpuDemand().since_last,
+            resumed=self.sending.logins.forgive,
+        )
+        self.listeners = Listeners(
+            settings,
+            hostname=context.hostname,
+            store=store,
+            ids=self.ids,
+            choose_zone=zones.choose,
+            zones=lambda: zones.names,
+            resolver=self.sending.resolver,
+            events=events,
+            clock=clock,
+            secret=secrets.token_bytes(32),
+            records=partial(_usage_records, settings, context),
+            open_http=open_http,
+            srs=lambda: self.sending.srs,
+            webhooks=lambda: self.webhooks,
+            new_mail_rate=self.scheduler.new_mail_rate,
+            orders=self.orders,
+            inherited=identity.inherited,
+            share_failure=share_failure,
+        )
+        self.dropped = Bin(store, events=events, clock=clock, skipped=self.clock_watch.skipped)
+        self.operations = Operations(
+            store=store,
+            scheduler=self.scheduler,
+            settler=self.settler,
+            events=events,
+            clock=clock,
+            journal=Journal(home / DIRECTORY / name_of(identity.index), clock),
+            orders_in_force=lambda: self.orders.table.ids,
+            order_at=self.orders.order_of,
+            binned=self.dropped.look,
+        )
 
     def stored(self, deliveries: Sequence[Delivery], is_next: bool) -> int:
         """Take new mail or new events that are durable (`store.contract.Stored`)."""
@@ -290,3 +399,14 @@ def retry_of(settings: Settings, outbox: OutboxSettings, context: WorkerContext)
     """Return the retry policy. Raise ValueError with a message if an operator's function cannot be loaded."""
     given = settings.retry, settings.bounce, settings.zone
     return build_retry(*given, random=context.random, events=context.events, row_attempts=outbox.max_attempts)
+
+
+def _usage_records(settings: Settings, context: WorkerContext) -> RecordStore:
+    """Return the store in which the usage of users is counted. Raise StoreOpenError."""
+    shared = open_record_store(settings, context.environment)
+    if shared is not None:
+        return shared
+    # SQLite is loaded only if users have quotas.
+    from zonerelay.inbound.limits.usage_file import UsageFile  # noqa: PLC0415
+
+    return UsageFile(settings.spool.path.parent, context.clock)
