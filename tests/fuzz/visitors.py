@@ -183,7 +183,7 @@ class Crowd:
         self.check()
         limits = self.listener._admission
         assert (self.memory.used, self.memory.holders) == (0, set())
-        assert (limits.count, limits._clients, limits._networks) == (0, {}, {})
+        assert (limits.count, limits._open) == (0, {})
         assert not self.listener._admission.sessions, "nothing of a session is left when it is over"
         assert self.store.begun == self.store.aborted + len(self.store.stored)
         self._check_mail()

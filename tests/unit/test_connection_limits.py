@@ -1,6 +1,7 @@
 """What clients may use up: connections, time, errors, the memory of sessions, and turns of large bodies."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,7 +32,7 @@ def limits_of(*, total: int, per_client: int, per_network: int) -> ConnectionLim
 
 
 def is_empty(limits: ConnectionLimits) -> bool:
-    return (limits.count, limits._clients, limits._networks) == (0, {}, {})
+    return (limits.count, limits._open) == (0, {})
 
 
 SAME = [
@@ -87,11 +88,9 @@ def test_counts_are_those_of_who_is_there(steps: list[tuple[str, str]]) -> None:
         if limits.enter(first) is None:
             inside.append(then if limits.move(first, then) is None else first)
         assert limits.count == len(inside)
-        assert (
-            sum(limits._clients.values()) == sum(limits._networks.values()) == len([a for a in inside if a])
-        )
-        assert all(0 < count <= 2 for count in limits._clients.values())
-        assert all(0 < count <= 3 for count in limits._networks.values())
+        keys = [clients.client_and_network(address) for address in inside if address]
+        assert limits._open == Counter(key for both in keys for key in both)
+        assert all(limits._open[client] <= 2 and limits._open[network] <= 3 for client, network in keys)
     for address in inside:
         limits.leave(address)
     assert is_empty(limits)

@@ -174,7 +174,7 @@ def test_a_value_fits_one_alternative() -> None:
 
 
 def quota(limit: str, seconds: float) -> Refusal:
-    return Refusal(Reason.QUOTA, ExhaustedQuota(limit, 10, seconds).reply(), seconds, limit)
+    return ExhaustedQuota(limit, 10, seconds).refusal()
 
 
 @pytest.mark.parametrize(

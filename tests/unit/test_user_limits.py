@@ -206,7 +206,7 @@ async def test_several_count_in_one_file_exactly_and_warn_once(tmp_path: Path) -
     answers = await asyncio.gather(*(workers[each % 3].take("shop", quota, (1, 1, 10)) for each in range(80)))
     assert answers.count(None) == 50
     assert near == [("shop", QuotaLevel("messages_per_hour", 40, 50))]
-    await workers[0].give_back("shop", quota, (1, 1, 10))
+    await workers[0].take("shop", quota, (-1, -1, -10), force=True)
     for each in workers:
         await each.close()
     again = quotas()

@@ -63,8 +63,10 @@ class SrsFault(enum.StrEnum):
 
 class SrsError(Exception):
     """The address cannot be rewritten or restored. `kind` is safe for logs and metrics; no text contains an
-    address.
+    address. `delay` is the delay of the reply in seconds.
     """
+
+    delay = 0.0
 
     def __init__(self, kind: SrsFault) -> None:
         super().__init__(kind.replace("_", " "))

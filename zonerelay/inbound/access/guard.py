@@ -15,7 +15,6 @@ wrong. Each change is logged once. Logins work again when the file is valid.
 
 import asyncio
 import datetime
-import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -152,7 +151,7 @@ class Allowance(msgspec.Struct, frozen=True):
 
     def _no_room(self, more: tuple[int, int, int]) -> Refusal | None:
         full = None if self.usage is None else self.usage.full(self.rails, more)
-        return None if full is None else _used_up(full)
+        return None if full is None else full.refusal()
 
 
 class Guard:
@@ -163,6 +162,7 @@ class Guard:
     ) -> None:
         self._events = events
         self._clock = clock
+        self._uncounted = ""  # the problem while usage cannot be counted
         self._quotas = Quotas(records, clock, lambda user, level: events.quota_near(user, *level))
         self.configure(credentials)
         events.metrics.read(lambda: {"zonerelay_user_quota_used_ratio": self._ratios()})
@@ -176,7 +176,7 @@ class Guard:
         return self._file.problem
 
     def problems(self) -> Iterator[str]:
-        yield from filter(None, (self.problem, self._quotas.problem))
+        yield from filter(None, (self.problem, self._uncounted))
 
     async def rails_of(self, user: str) -> UserLimits | None:
         """Return the limits of a user, or None if they cannot be read."""
@@ -225,20 +225,24 @@ class Guard:
             return None
         sent = (1, recipients, octets)
         full = await self._asked(self._quotas.take(allowance.user, allowance.rails, sent))
-        return _used_up(full) if isinstance(full, ExhaustedQuota) else full
+        return full.refusal() if isinstance(full, ExhaustedQuota) else full
 
     async def give_back(self, allowance: Allowance, recipients: int, octets: int) -> None:
         """Remove a message from the counts, because it was not accepted."""
         if allowance.usage is not None:
-            sent = (1, recipients, octets)
-            await self._asked(self._quotas.give_back(allowance.user, allowance.rails, sent))
+            sent = (-1, -recipients, -octets)
+            await self._asked(self._quotas.take(allowance.user, allowance.rails, sent, force=True))
 
     async def _asked(self, question: Awaitable[Answer]) -> Answer | Refusal:
         try:
-            return await question
+            answer = await question
         except AuthorityError as error:
+            what = "usage cannot be counted, so users with quotas are rejected temporarily"
+            self._uncounted = f"{what}: {error}"
             self._events.error("quotas", error)
             return UNCOUNTED
+        self._uncounted = ""
+        return answer
 
     def nearly_used(self) -> Iterator[tuple[str, str, int, int]]:
         for user, level in self._quotas.seen():
@@ -271,11 +275,6 @@ def bar(rails: UserLimits, client_address: str, now: float) -> Refusal | None:
 
 def _no(detail: str, text: str) -> Refusal:
     return Refusal(Reason.USER, Reply(550, detail, text))
-
-
-def _used_up(full: ExhaustedQuota) -> Refusal:
-    never = math.isinf(full.seconds)
-    return Refusal(Reason.QUOTA, full.reply(), 0.0 if never else full.seconds, full.limit)
 
 
 patterns_of = lru_cache(1024)(AddressPatterns)

@@ -29,7 +29,7 @@ from zonerelay.config.settings import ListenerAuth
 from zonerelay.config.user_limits import NONE
 from zonerelay.inbound.access.guard import Allowance, Guard
 from zonerelay.inbound.cleanup.intake import Intake, WholeIntake
-from zonerelay.inbound.limits.clients import TooManyGuessesError, WrongHashError, client_key
+from zonerelay.inbound.limits.clients import TooManyGuessesError, client_key
 from zonerelay.inbound.policy import Connect, Decision, Helo, Mail, Rcpt
 from zonerelay.inbound.policy.api import Changes, WholeMessage
 from zonerelay.inbound.refusal import Reason, Refusal
@@ -314,12 +314,10 @@ class SubmittingClient:
             first = strangers.reverse(srs, given, client, context.clock)
         except TooManyGuessesError:
             return self.refuse(replies.TOO_MANY_GUESSES, "RCPT", mailbox=given)
-        except WrongHashError as error:
+        except SrsError as error:
             answer = no(str(error))
             self.delay = max(self.delay, error.delay)
             return answer
-        except SrsError as error:
-            return no(str(error))
         if first is not None:
             if not may_relay:
                 if codes := strangers.refusal(first, context.clock.monotonic()):

@@ -133,62 +133,46 @@ class ConnectionLimits:
 
     def __init__(self, settings: ListenerSettings) -> None:
         self.settings = settings
-        self._clients: dict[Key, int] = {}
-        self._networks: dict[Key, int] = {}
         self.count = 0
+        self._open: dict[Key, int] = {}  # connections of clients and of networks, whose keys differ in length
 
     def enter(self, address: str) -> Reason | None:
         """Count the connection. If a limit is reached, count nothing and return the reason."""
-        if self.count >= self.settings.max_connections:
-            return Reason.CONNECTIONS
-        reason = self._add(address) if address else None
+        full = self.count >= self.settings.max_connections
+        reason = Reason.CONNECTIONS if full else self._refusal(address)
         if reason is None:
             self.count += 1
+            self._add(address, 1)
         return reason
 
     def leave(self, address: str) -> None:
         self.count -= 1
-        if address:
-            self._remove(address)
+        self._add(address, -1)
 
     def move(self, old: str, new: str) -> Reason | None:
         """Count a connection by another address: it entered as `old` and will leave as `new`.
 
         If a limit is reached, nothing changes, the reason is returned, and the connection leaves as `old`.
         """
-        if old:
-            # Before the addition: otherwise a client that moves within its network would be counted twice.
-            self._remove(old)
-        reason = self._add(new) if new else None
-        if reason is not None and old:
-            self._count(*client_and_network(old))
+        self._add(old, -1)  # first: otherwise a client that moves within its network would be counted twice
+        reason = self._refusal(new)
+        self._add(new if reason is None else old, 1)
         return reason
 
-    def _add(self, address: str) -> Reason | None:
+    def _refusal(self, address: str) -> Reason | None:
+        if not address:
+            return None
         client, network = client_and_network(address)
-        if self._clients.get(client, 0) >= self.settings.max_connections_per_client:
+        if self._open.get(client, 0) >= self.settings.max_connections_per_client:
             return Reason.CLIENT_CONNECTIONS
-        if self._networks.get(network, 0) >= self.settings.max_connections_per_network:
-            return Reason.NETWORK_CONNECTIONS
-        self._count(client, network)
-        return None
+        full = self._open.get(network, 0) >= self.settings.max_connections_per_network
+        return Reason.NETWORK_CONNECTIONS if full else None
 
-    def _count(self, client: Key, network: Key) -> None:
-        self._clients[client] = self._clients.get(client, 0) + 1
-        self._networks[network] = self._networks.get(network, 0) + 1
-
-    def _remove(self, address: str) -> None:
-        client, network = client_and_network(address)
-        _take_one(self._clients, client)
-        _take_one(self._networks, network)
-
-
-def _take_one(counts: dict[Key, int], key: Key) -> None:
-    left = counts[key] - 1
-    if left:
-        counts[key] = left
-    else:
-        del counts[key]
+    def _add(self, address: str, number: int) -> None:
+        for key in client_and_network(address) if address else ():
+            count = self._open.pop(key, 0) + number
+            if count:
+                self._open[key] = count
 
 
 # Counts the recent errors of clients that may not relay, and returns the delay of the next error reply.
@@ -342,14 +326,6 @@ class TooManyGuessesError(Exception):
     """Addresses in the old format are not checked at the moment, because there were too many wrong hashes."""
 
 
-class WrongHashError(Exception):
-    """An SRS address has a wrong hash. The reply must be delayed by `delay` seconds."""
-
-    def __init__(self, fault: SrsError, delay: float) -> None:
-        super().__init__(str(fault))
-        self.delay = delay
-
-
 class SrsRecipients:
     """Checks the hashes of SRS recipients, and limits guessing."""
 
@@ -359,7 +335,9 @@ class SrsRecipients:
         self._refused: BoundedDict[str, tuple[float, str]] = BoundedDict(MAX_REMEMBERED)
 
     def reverse(self, srs: Srs, recipient: Mailbox, client: Key, clock: Clock) -> Mailbox | None:
-        """Reverse an address as `Srs.reverse` does. Raise SrsError, WrongHashError or TooManyGuessesError."""
+        """Reverse an address as `Srs.reverse` does. Raise TooManyGuessesError or SrsError, with a `delay` for
+        the reply to a wrong hash.
+        """
         now = clock.monotonic()
         old = srs.is_in_old_form(recipient)
         if old and (self._wrong.locked(client, now) or self._old.locked(_ALL, now)):
@@ -367,12 +345,11 @@ class SrsRecipients:
         try:
             return srs.reverse(recipient, clock.now())
         except SrsError as error:
-            if error.kind is not SrsFault.WRONG_HASH:
-                raise
-            if old:
-                self._old.failed(_ALL, now)
-            delay = self._wrong.failed(client, now) - AT_ONCE
-            raise WrongHashError(error, max(delay, 0.0)) from error
+            if error.kind is SrsFault.WRONG_HASH:
+                if old:
+                    self._old.failed(_ALL, now)
+                error.delay = max(self._wrong.failed(client, now) - AT_ONCE, 0.0)
+            raise
 
     def refused(self, recipient: Mailbox, reply: Reply, now: float) -> None:
         """Remember that the next hop rejected mail of an unauthenticated client permanently. `now` is

@@ -12,13 +12,15 @@ and the commit, a message may be counted that was not accepted; the opposite nev
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterator
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 
 from zonerelay.config.units import format_size
 from zonerelay.config.user_limits import COUNTED, UserLimits
+from zonerelay.inbound.refusal import Reason, Refusal
 from zonerelay.limits.authority import AuthorityError
 from zonerelay.limits.shared import MAX_TRIES, RecordStore
 from zonerelay.model.bounded import BoundedDict
@@ -36,8 +38,6 @@ MAX_SEEN = 100
 
 Sent = tuple[int, int, int]
 """The numbers of messages, recipients and bytes, in the order of COUNTED."""
-
-T = TypeVar("T")
 
 _KEEP = 2 * 86400.0
 _Slots = list[tuple[int, int, int, int]]
@@ -61,13 +61,15 @@ class ExhaustedQuota(msgspec.Struct, frozen=True):
     most: int
     seconds: float
 
-    def reply(self) -> Reply:
+    def refusal(self) -> Refusal:
         what, _, window = self.limit.split("_")
         most = format_size(self.most) if what == "octets" else f"{self.most} {what}"
         if math.isinf(self.seconds):
-            return Reply(552, "3.4", f"Message exceeds {most}, this user's quota per {window}")
+            reply = Reply(552, "3.4", f"Message exceeds {most}, this user's quota per {window}")
+            return Refusal(Reason.QUOTA, reply, quota=self.limit)
         wait = _in_words(self.seconds)
-        return Reply(452, "7.1", f"Limit of {most} per {window} reached, try again in {wait}")
+        reply = Reply(452, "7.1", f"Limit of {most} per {window} reached, try again in {wait}")
+        return Refusal(Reason.QUOTA, reply, self.seconds, self.limit)
 
 
 class Usage:
@@ -144,43 +146,36 @@ class Quotas:
         self._open_records = records
         self._clock = clock
         self._near = near
-        self.problem = ""
-        """The error message while usage cannot be counted."""
-        self._records: RecordStore | None = None
         self._locks: dict[str, asyncio.Lock] = {}
         self._seen: BoundedDict[str, tuple[UserLimits, Usage]] = BoundedDict(MAX_SEEN)
 
     async def usage(self, user: str) -> Usage:
         """Return the usage of a user. Raise AuthorityError if it cannot be read."""
-        records = self._store()
-        record = await self._asked(records.read(_name(user)))
+        record = await self._records.read(_name(user))
         return self._usage(record.data, record.now)
 
     async def take(
         self, user: str, rails: UserLimits, sent: Sent, *, force: bool = False
     ) -> ExhaustedQuota | None:
-        """Count a message that is about to be accepted, or return the exhausted quota. Raise AuthorityError
-        if the usage cannot be counted.
+        """Count a message that is about to be accepted, or return the exhausted quota. With `force`, count it
+        in any case; negative numbers remove one that was not accepted. Raise AuthorityError if the usage
+        cannot be counted.
         """
-        records, name = self._store(), _name(user)
+        records, name = self._records, _name(user)
         for _ in range(MAX_TRIES):
             async with self._locks.setdefault(user, asyncio.Lock()):
-                record = await self._asked(records.read(name))
+                record = await records.read(name)
                 usage = self._usage(record.data, record.now)
                 full = None if force else usage.full(rails, sent)
                 before = {each.limit: each.used for each in usage.levels(rails)}
                 if full is None:
                     usage.add(sent)
                     written = records.replace(name, record, usage.encode(), ttl=_KEEP, notices=())
-                    if not await self._asked(written):
+                    if not await written:
                         continue
             self._saw(user, rails, usage, before)
             return full
         raise AuthorityError(f"{records.name}: others were faster {MAX_TRIES} times")
-
-    async def give_back(self, user: str, rails: UserLimits, sent: Sent) -> None:
-        """Remove a message from the counts, because it was not accepted. Raise AuthorityError on failure."""
-        await self.take(user, rails, (-sent[0], -sent[1], -sent[2]), force=True)
 
     def seen(self) -> Iterator[tuple[str, QuotaLevel]]:
         """Yield the levels of the users who sent recently through this worker."""
@@ -191,7 +186,7 @@ class Quotas:
                 yield user, level
 
     async def close(self) -> None:
-        if self._records is not None:
+        if "_records" in vars(self):
             await self._records.close()
 
     def _saw(self, user: str, rails: UserLimits, usage: Usage, before: dict[str, int]) -> None:
@@ -206,19 +201,9 @@ class Quotas:
         except ValueError as error:
             raise AuthorityError(f"the usage record of a user is invalid: {error}") from error
 
-    def _store(self) -> RecordStore:
-        if self._records is None:
-            self._records = self._open_records()
-        return self._records
-
-    async def _asked(self, question: Awaitable[T]) -> T:
-        try:
-            found = await question
-        except AuthorityError as error:
-            self.problem = f"usage cannot be counted, so users with quotas are rejected temporarily: {error}"
-            raise
-        self.problem = ""
-        return found
+    @cached_property
+    def _records(self) -> RecordStore:
+        return self._open_records()
 
 
 async def used_by(records: RecordStore, user: str, rails: UserLimits) -> list[QuotaLevel]:
