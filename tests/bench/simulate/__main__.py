@@ -1,15 +1,13 @@
-"""`python -m tests.bench.simulate`: the queue in virtual time, as tables and a picture."""
+"""`python -m tests.bench.simulate`: the queue in virtual time, as tables."""
 
 import argparse
 import gc
 import os
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 from rich.console import Console
 
-from tests.bench.simulate.plots import PlotError, plot
 from tests.bench.simulate.report import print_result
 from tests.bench.simulate.run import simulate
 from tests.bench.simulate.scenarios import NAMES, Death, scenario
@@ -28,7 +26,6 @@ def arguments() -> argparse.Namespace:
         help="the last node dies when a third of the stream has come, and is back after so long",
     )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--png", type=Path, metavar="DIR", help="write NAME.png there")
     parser.add_argument("--watch", action="store_true", help="print each sample")
     return parser.parse_args()
 
@@ -55,12 +52,6 @@ def main() -> int:
         result = simulate(plan, seed=options.seed, say=console.print if options.watch else lambda text: None)
         print_result(console, result)
         failed = failed or bool(result.faults)
-        if options.png:
-            try:
-                options.png.mkdir(parents=True, exist_ok=True)
-                plot(result, options.png / f"{name}.png")
-            except PlotError as error:
-                console.print(str(error))
     return 1 if failed else 0
 
 

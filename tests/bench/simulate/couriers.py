@@ -97,9 +97,6 @@ class SimCourier:
             self._figures.ended(batch.deliveries, outcomes)
         return outcomes
 
-    def open_connections(self, zone: str) -> int:
-        return self._pool.open_connections(zone)
-
     def granted(self) -> None:
         self._pool.wake()
 

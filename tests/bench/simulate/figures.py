@@ -79,19 +79,12 @@ class RateUse:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One moment. Counts since the last sample where they count events."""
+    """One moment."""
 
     at: float
-    accepted: int
-    finished: int
-    attempts: int
     queued: int
-    in_memory: int
     active: int
-    connections: int
-    idle_slots: int
     startable: int
-    oldest_ready: float
     rss: float
     wall: float
 

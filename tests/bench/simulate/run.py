@@ -18,7 +18,6 @@ from tests.bench.simulate.scenarios import SENDERS, Death, Injection, Scenario
 from tests.bench.simulate.timeline import VirtualClock, VirtualLoop
 from tests.bench.simulate.world import TLD, World
 from zonerelay.limits.authority import LimitTable
-from zonerelay.model.delivery import queues_of
 from zonerelay.model.envelope import Priority
 
 TICK = 0.05
@@ -40,13 +39,6 @@ class Result:
 
 
 @dataclass
-class _Counters:
-    accepted: int = 0
-    finished: int = 0
-    attempts: int = 0
-
-
-@dataclass
 class Simulation:
     """One run; `run` once, in a `VirtualLoop`."""
 
@@ -63,7 +55,6 @@ class Simulation:
         self._arrivals = Random(random.getrandbits(64))
         self._choices = Random(random.getrandbits(64))
         self._names = count()
-        self._last = _Counters()
         self._started = time.perf_counter()
         self._arrived_at = 0.0
         scenario = self.scenario
@@ -183,10 +174,7 @@ class Simulation:
             self._take_sample()
 
     def _take_sample(self) -> None:
-        figures, last = self.figures, self._last
-        now = _Counters(figures.accepted + figures.reports, figures.finished, figures.attempts.total())
-        waiting = active = startable = 0
-        oldest = 0.0
+        active = startable = 0
         for node in self.nodes:
             plan, tick = node.scheduler.zone(ZONE).plan, self.clock.monotonic()
             startable += sum(
@@ -194,31 +182,19 @@ class Simulation:
                 for _, each in node.scheduler.destinations()
                 if each.waiting and not (each.active or each.suspended_until or each.turn_in(tick))
             )
-            waiting += plan.window.waiting
             active += plan.round_robin.active
-            for queue in queues_of(ZONE):
-                since = node.store.oldest_ready(queue, self.clock.now())
-                oldest = max(oldest, 0.0 if since is None else self.clock.now() - since)
         idle = self.scenario.zone.max_connections - active
         sample = Sample(
             at=self.clock.monotonic(),
-            accepted=now.accepted - last.accepted,
-            finished=now.finished - last.finished,
-            attempts=now.attempts - last.attempts,
             queued=sum(len(node.store) for node in self.nodes),
-            in_memory=waiting,
             active=active,
-            connections=sum(node.courier.open_connections(ZONE) for node in self.nodes),
-            idle_slots=idle,
             startable=max(0, min(idle, startable)),
-            oldest_ready=oldest,
             rss=_rss(),
             wall=time.perf_counter() - self._started,
         )
-        self._last = now
-        figures.samples.append(sample)
+        self.figures.samples.append(sample)
         self.say(
-            f"{sample.at / 3600:6.2f} h  finished {now.finished:>9,}  queued {sample.queued:>8,}"
+            f"{sample.at / 3600:6.2f} h  finished {self.figures.finished:>9,}  queued {sample.queued:>8,}"
             f"  active {sample.active:>4}  {sample.rss:5.0f} MB  {sample.wall:6.0f} s"
         )
 

@@ -180,13 +180,6 @@ class IndexedStore(MemoryStore):
         due = self._queues[queue].ready.due
         return due.peekitem(0)[0][0] if due else None
 
-    def oldest_ready(self, queue: QueueName, now: float) -> float | None:
-        """Since when the zone's first unclaimed delivery that is due waits."""
-        ready = self._queues[queue].ready
-        fresh, due = ready.first_fresh(), ready.first_due(now)
-        since = [] if fresh is None else [fresh.created]
-        return min([*since, due.next_attempt] if due else since, default=None)
-
     # Settling
 
     def _change(self, key: DeliveryKey, new: Delivery | None) -> None:
