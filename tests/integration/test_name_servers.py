@@ -23,7 +23,6 @@ from zonerelay.routing.dns.resolver import NameServers
 FILES = Path("/proc/self/fd")
 ZONES: Zones = {"mx.example.com": {"A": ["192.0.2.1"], "TTL": 60}}
 FOUND = ParsedAnswer(DnsStatus.OK, ("192.0.2.1",), 60.0)
-CUT = ParsedAnswer[str](DnsStatus.NO_TCP, (), 0.0)
 LOST = ParsedAnswer[str](DnsStatus.TIMEOUT, (), 0.0)
 BAD = ParsedAnswer[str](DnsStatus.BAD, (), 0.0)
 LIFETIME = 20.0
@@ -77,8 +76,7 @@ async def test_a_server_that_failed_is_asked_once_and_then_the_others(trouble: O
             assert await ask(servers) == FOUND
         async with asking(failing.address, failing.address) as servers:
             assert await ask(servers) == ParsedAnswer(DnsStatus.SERVFAIL, (), 0.0)
-        # Each server once with EDNS and once without: it may be that which it cannot do.
-        assert (len(failing.queries), len(other.queries)) == (6, 1)
+        assert (len(failing.queries), len(other.queries)) == (3, 1)
 
 
 async def test_one_that_failed_and_one_that_says_nothing_are_silence() -> None:
@@ -88,7 +86,7 @@ async def test_one_that_failed_and_one_that_says_nothing_are_silence() -> None:
         asking(failing.address, silent.address) as servers,
     ):
         assert await ask(servers, lifetime=0.3) == LOST
-        assert failing.options == [True, False]
+        assert len(failing.queries) == 1
 
 
 async def test_where_tcp_fails_the_next_server_is_asked() -> None:
@@ -108,12 +106,11 @@ async def test_an_invalid_answer_is_a_failure_of_one_server() -> None:
 REFUSALS = [how for how in Edns if how not in (Edns.TAKEN, Edns.IGNORED)]
 
 
-@pytest.mark.parametrize("how", REFUSALS, ids=lambda how: how.name.lower())
-async def test_a_server_that_refuses_edns_is_asked_without_and_remembered(how: Edns) -> None:
+@pytest.mark.parametrize("how", Edns, ids=lambda how: how.name.lower())
+async def test_edns_is_used_only_where_dnssec_is_wanted(how: Edns) -> None:
     async with FakeDns(ZONES, edns=how) as server, asking(server.address) as servers:
-        for _ in range(3):
-            assert await ask(servers) == FOUND
-        assert server.options == [True, False, False, False]
+        assert await ask(servers) == FOUND
+        assert server.options == [False]
 
 
 @pytest.mark.parametrize("how", REFUSALS, ids=lambda how: how.name.lower())
@@ -123,51 +120,6 @@ async def test_edns_is_never_given_up_where_dnssec_is_wanted(how: Edns) -> None:
         assert not (await ask(servers, lifetime=0.25)).status.is_definite
         assert server.options
         assert all(server.options)
-
-
-async def test_after_a_while_edns_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolver, "EDNS_PAUSE", 0.0)
-    async with FakeDns(ZONES, edns=Edns.FORMERR) as server, asking(server.address) as servers:
-        assert await ask(servers) == FOUND
-        server.edns = Edns.TAKEN
-        assert await ask(servers) == FOUND
-        assert server.options == [True, False, True]
-
-
-async def test_a_lost_packet_costs_no_room_for_long() -> None:
-    """Without EDNS an answer has 512 octets: before TCP, which may be closed, EDNS is tried once more."""
-    silent = FakeDns(ZONES, edns=Edns.SILENCE, tcp=False)
-    async with silent as server, asking(server.address) as servers:
-        assert await ask(servers) == FOUND
-        server.edns = Edns.TAKEN
-        server.faults["mx.example.com"] = TRUNCATED
-        assert await ask(servers) == CUT
-        server.faults.clear()
-        assert await ask(servers) == FOUND
-        assert server.options == [True, False, False, True, True]
-        # Of a server that refuses it, it is asked once each time.
-        server.edns = Edns.FORMERR
-        assert await ask(servers) == FOUND
-        server.faults["mx.example.com"] = TRUNCATED
-        assert await ask(servers) == CUT
-        assert server.options[5:] == [True, False, False, True, False]
-
-
-async def test_a_name_that_fails_with_and_without_edns_says_nothing_about_it() -> None:
-    async with FakeDns(ZONES, {"mx.example.com": SERVFAIL}) as server, asking(server.address) as servers:
-        for _ in range(2):
-            assert await ask(servers) == ParsedAnswer(DnsStatus.SERVFAIL, (), 0.0)
-        assert server.options == [True, False] * 2
-
-
-async def test_of_several_servers_only_the_one_that_refuses_edns_is_asked_without() -> None:
-    async with (
-        FakeDns(ZONES, edns=Edns.SILENCE) as first,
-        FakeDns(ZONES) as second,
-        asking(first.address, second.address) as servers,
-    ):
-        assert await ask(servers) == FOUND
-        assert (first.options, second.options) == ([True], [True])
 
 
 async def test_a_server_that_changes_the_case_of_a_name_is_understood() -> None:

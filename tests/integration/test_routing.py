@@ -17,7 +17,6 @@ from tests.support.dns import (
     SILENCE,
     TRUNCATED,
     WRONG_ID,
-    Edns,
     FakeDns,
     InjectedFaults,
     OnError,
@@ -31,7 +30,6 @@ from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.destinations.route import Route, Unroutable
-from zonerelay.routing.dns import resolver
 from zonerelay.routing.dns.answers import DnsStatus, TlsaRecord
 from zonerelay.routing.dns.resolver import FAILURE_TTL, MAX_RECORDS, Hosts, Resolver
 
@@ -99,10 +97,9 @@ async def bed(
     timeout: float = 0.3,
     trust_ad: bool = False,
     secure: Sequence[str] = (),
-    edns: Edns = Edns.TAKEN,
     tcp: bool = True,
 ) -> AsyncIterator[Bed]:
-    async with FakeDns(ZONES, faults, edns=edns, tcp=tcp) as dns:
+    async with FakeDns(ZONES, faults, tcp=tcp) as dns:
         dns.secure.update(secure)
         clock = ManualClock()
         settings = DnsSettings(servers=(dns.address,), timeout=timeout, trust_ad=trust_ad)
@@ -250,20 +247,6 @@ async def test_a_truncated_answer_is_asked_for_again_over_tcp() -> None:
     async with bed({"example.com": TRUNCATED}) as it:
         assert await it.hosts("example.com") == ["mx.example.com", "backup.example.com"]
         assert it.dns.queries[:2] == [("example.com", "MX", "udp"), ("example.com", "MX", "tcp")]
-
-
-@pytest.mark.parametrize("edns", [how for how in Edns if how is not Edns.SILENCE], ids=lambda how: how.name)
-async def test_a_server_that_cannot_do_edns_is_enough_for_mail(edns: Edns) -> None:
-    """Over UDP and over TCP."""
-    async with bed({"example.com": TRUNCATED}, edns=edns) as it:
-        assert await it.hosts("example.com") == ["mx.example.com", "backup.example.com"]
-        assert it.dns.count("example.com", "MX") <= 3
-
-
-async def test_a_server_that_drops_edns_is_enough_for_mail(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolver, "TRY_TIMEOUT", 0.1)
-    async with bed(edns=Edns.SILENCE, timeout=10.0) as it:
-        assert await it.hosts("example.com") == ["mx.example.com", "backup.example.com"]
 
 
 async def test_a_truncated_answer_without_tcp_never_bounces_mail() -> None:
@@ -455,9 +438,8 @@ async def test_answers_live_by_their_ttl_and_failures_shortly() -> None:
             await it.router.route(ZoneSettings(), "broken.example")
             await it.router.route(ZoneSettings(), "absent.example")
         names = ("example.com", "broken.example", "absent.example")
-        # What failed was asked for without EDNS as well.
-        assert [it.dns.count(name, "MX") for name in names] == [1, 2, 1]
-        for passed, counts in ((16, [1, 4, 1]), (50, [1, 6, 2]), (240, [2, 8, 3])):
+        assert [it.dns.count(name, "MX") for name in names] == [1, 1, 1]
+        for passed, counts in ((16, [1, 2, 1]), (50, [1, 3, 2]), (240, [2, 4, 3])):
             it.clock.advance(passed)
             for name in names:
                 await it.router.route(ZoneSettings(), name)

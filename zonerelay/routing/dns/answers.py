@@ -228,15 +228,15 @@ class ParsedAnswer(msgspec.Struct, Generic[Record], frozen=True, gc=False):
     canonical: str = ""
 
 
-def question(number: int, name: str, code: int, *, wants_dnssec: bool, edns: bool = True) -> bytes:
+def question(number: int, name: str, code: int, *, wants_dnssec: bool) -> bytes:
     """Return a query packet. `name` is plain, and `number` is the query's id.
 
     With `wants_dnssec`, AD and DO are set: AD requests AD in the answer (RFC 6840 5.7), and older resolvers
-    need DO. Without `edns` the packet has no OPT record.
+    need DO, which is in the OPT record.
     """
     flags = _RECURSION_DESIRED | (_AUTHENTIC if wants_dnssec else 0)
-    option = _OPT.pack(0, _OPT_TYPE, EDNS_PAYLOAD, _DNSSEC_OK if wants_dnssec else 0, 0) if edns else b""
-    return _HEADER.pack(number, flags, 1, 0, 0, 1 if edns else 0) + _asked(name, code) + option
+    option = _OPT.pack(0, _OPT_TYPE, EDNS_PAYLOAD, _DNSSEC_OK, 0) if wants_dnssec else b""
+    return _HEADER.pack(number, flags, 1, 0, 0, int(wants_dnssec)) + _asked(name, code) + option
 
 
 def _asked(name: str, code: int) -> bytes:

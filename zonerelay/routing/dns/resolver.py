@@ -20,10 +20,9 @@ The servers are queried in turn, `TRY_TIMEOUT` seconds each, repeatedly until th
 A server that is unreachable or returns a failure or a malformed answer is skipped. A truncated answer is
 fetched again over TCP.
 
-Some servers, and firewalls in front of them, refuse or drop a query with EDNS (RFC 6891 7). So a query
-without an answer is repeated without EDNS, and a server that answers then is queried without EDNS for
-`EDNS_PAUSE` seconds. If DNSSEC is required, EDNS is always used, because an attacker who can drop packets
-could disable DANE otherwise.
+Some servers, and firewalls in front of them, refuse or drop a query with EDNS (RFC 6891 7). So it is used
+only with `dns.trust_ad`, for which a server needs it, and then always, because an attacker who can drop
+packets could disable DANE otherwise.
 
 A forged answer has to match the id, which is random, and the port, which the kernel chooses: each query has a
 socket of its own (RFC 5452 9.2), which costs as much CPU as the query. Packets from other hosts, or with
@@ -44,8 +43,6 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import msgspec
 
 from zonerelay.config.endpoints import NameServer, is_address, parse_name_server
 from zonerelay.config.settings import DnsSettings
@@ -184,8 +181,6 @@ class NameServerWatch:
         self._task = None
 
 
-EDNS_PAUSE = 600.0
-"""Seconds without EDNS for a server that answers only without it."""
 LONGEST = 65_535
 """Bytes of a packet, whatever EDNS says."""
 IDS = 1 << 16
@@ -241,7 +236,7 @@ class NameServers:
         wants_dnssec: bool,
         silent: Callable[[], None] = lambda: None,
     ) -> None:
-        self._servers = [_Server(server) for server in servers]
+        self._servers = servers
         self._random = random
         self._silent = silent
         self._wants_dnssec = wants_dnssec
@@ -255,7 +250,6 @@ class NameServers:
         clock = asyncio.get_running_loop().time
         ends = clock() + lifetime
         turns = deque(self._servers)
-        with_edns: dict[_Server, bool] = {}  # what this query has learned
         failures: list[DnsStatus] = []
         while turns:
             left = ends - clock()
@@ -263,49 +257,26 @@ class NameServers:
                 # A silent server may have an answer, which the failure of another one does not deny.
                 failures = [each for each in failures if each is DnsStatus.NO_TCP]
                 break
-            server = turns[0]
-            edns = self._wants_dnssec or with_edns.get(server, clock() >= server.plain_until)
             number = self._random.randrange(IDS)
-            query = answers.question(number, name, kind.code, wants_dnssec=self._wants_dnssec, edns=edns)
-            packet = await _exchange(server.place, query, min(TRY_TIMEOUT, left))
-            may_do_without = edns and not self._wants_dnssec
+            query = answers.question(number, name, kind.code, wants_dnssec=self._wants_dnssec)
+            packet = await _exchange(turns[0], query, min(TRY_TIMEOUT, left))
             if packet is None:
                 self._silent()
-                if may_do_without:
-                    with_edns[server] = False
                 turns.rotate(-1)
                 continue
+            server = turns.popleft()
             if packet == _UNREACHABLE:
                 self._silent()
-                turns.popleft()
                 continue
             found = read_answer(packet, name, kind)
             is_truncated = found.status is DnsStatus.NO_TCP
-            is_answer = is_truncated or found.status.is_definite
-            if may_do_without and not is_answer:
-                with_edns[server] = False
-                continue
-            if is_truncated and not edns and server not in with_edns:
-                # A lost packet may have looked like a refusal, and EDNS allows larger answers.
-                with_edns[server] = True
-                continue
-            if is_answer and server in with_edns:
-                server.plain_until = 0.0 if edns else clock() + EDNS_PAUSE
-            if is_truncated and (whole := await _exchange_by_tcp(server.place, query, ends - clock())):
+            if is_truncated and (whole := await _exchange_by_tcp(server, query, ends - clock())):
                 found = read_answer(whole, name, kind)
             if found.status.is_definite:
                 return found
             failures.append(found.status)
-            turns.popleft()
         status = next((each for each in _GRAVEST if each in failures), DnsStatus.TIMEOUT)
         return ParsedAnswer(status, (), 0.0)
-
-
-class _Server(msgspec.Struct, eq=False):
-    """A name server. It is queried without EDNS until `plain_until`, a time of the event loop."""
-
-    place: NameServer
-    plain_until: float = 0.0
 
 
 async def _exchange(server: NameServer, packet: bytes, seconds: float) -> bytes | None:
