@@ -67,9 +67,9 @@ def run_worker(config: Path, index: int, *, drains_spool: bool) -> int:
     try:
         identity, channel = setup.identity_of(index, drains_spool=drains_spool, environment=os.environ)
         if not identity.supervised:
-            from zonerelay.supervisor.lock import take_alone  # noqa: PLC0415 - only by hand
+            from zonerelay.supervisor import lock  # noqa: PLC0415 - only by hand
 
-            take_alone(settings)
+            lock.take(settings)
         return _run(config, settings, identity, channel)
     except (setup.StartError, OSError, ValueError) as error:
         Notifier({}, channel=channel).status(str(error))

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -12,7 +13,8 @@ import pytest
 
 from tests.support.event_log import EventLog
 from tests.support.waiting import until
-from zonerelay.config.settings import Settings
+from zonerelay.config.settings import Settings, SpoolSettings
+from zonerelay.control.socket import control_socket_path
 from zonerelay.model.clock import SystemClock
 from zonerelay.process.setup import StartError
 from zonerelay.process.sockets import NOTHING
@@ -164,32 +166,32 @@ sys.stdin.read()
 """
 
 
-def nothing(_: object) -> None:
-    pass
-
-
 def test_who_has_the_spool_is_named_to_the_second(tmp_path: Path) -> None:
+    settings = Settings(spool=SpoolSettings(path=tmp_path / "spool"))
     command = [sys.executable, "-S", "-c", _HOLDS, str(tmp_path / lock.LOCK_NAME)]
     waits: list[str] = []
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
         with pytest.raises(StartError, match=rf"another relay.*is locked by process {holder.pid}\. Stop it"):
-            lock.take(tmp_path, patience=0.0, waiting=waits.append, refuse=nothing)
+            lock.take(settings, waiting=waits.append)
         assert waits == [str(holder.pid)]
         holder.communicate()
-    os.close(lock.take(tmp_path, patience=0.0, waiting=nothing, refuse=nothing))
+    os.close(lock.take(settings))
 
 
-def test_who_waits_for_the_spool_hears_when_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
-    held = lock.take(tmp_path, patience=0.0, waiting=nothing, refuse=nothing)
-    asked: list[bool] = []
+def test_who_waits_for_the_spool_hears_when_there_is_nothing_to_wait_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "_ANSWER_TIMEOUT", 0.1)
+    settings = Settings(spool=SpoolSettings(path=tmp_path / "spool"))
+    held = lock.take(settings)
+    with socket.socket(socket.AF_UNIX) as another:
 
-    def refuse(held: bool) -> None:
-        asked.append(held)
-        if asked == [True, True]:
-            raise StartError("another relay answers")
+        def waiting(_: str) -> None:
+            another.bind(str(control_socket_path(settings)))
+            another.listen()
 
-    with pytest.raises(StartError, match="answers"):
-        lock.take(tmp_path, patience=20.0, waiting=nothing, refuse=refuse)
+        with pytest.raises(StartError, match="another relay is listening"):
+            lock.take(settings, patience=20.0, waiting=waiting)
     os.close(held)

@@ -60,15 +60,6 @@ def after(seconds: float, *, busy: bool, blocks: int = BLOCKS) -> Collection:
     return rounds.next(now=seconds, cpu=0.09 if busy else 0.0001, blocks=blocks)
 
 
-def test_the_middle_generation_has_every_fifth_turn() -> None:
-    rounds = GcSchedule(now=0.0, cpu=0.0, blocks=BLOCKS)
-    found = [rounds.next(now=n / 10, cpu=n / 10, blocks=BLOCKS) for n in range(10)]
-    assert (
-        found
-        == [Collection.YOUNG, Collection.YOUNG, Collection.YOUNG, Collection.YOUNG, Collection.OLDER] * 2
-    )
-
-
 @pytest.mark.parametrize("busy", [False, True])
 def test_what_has_stayed_for_two_seconds_is_settled(busy: bool) -> None:
     assert after(SETTLE_AFTER - 1, busy=busy) is Collection.YOUNG

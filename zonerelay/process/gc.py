@@ -5,8 +5,8 @@ created than freed. A queue frees as many as it creates, so the young generation
 scanning them took 80 to 400 ms. Therefore this module decides:
 
 - The youngest generation is collected at most `STEP` seconds after the last time (`IDLE_STEP` if the loop was
-  idle), and the middle one every `OLDER_STEPS` steps, because few objects have been created since then. The
-  interpreter's own thresholds, which are low, handle code that creates many cycles at once (DNS answers).
+  idle), because few objects have been created since then. The interpreter's own thresholds, which are low,
+  handle code that creates many cycles at once (DNS answers).
 - Every `SETTLE_AFTER` seconds the rest is collected, and the remaining objects are frozen (`gc.freeze`): no
   collection scans them again. So the longest pause is the scan of the objects that two seconds create and do
   not free.
@@ -31,7 +31,6 @@ IDLE_STEP = 0.5
 """Each step wakes up an idle machine. What a burst that begins just after one makes until the next takes some
 ten milliseconds to look at.
 """
-OLDER_STEPS = 5
 SETTLE_AFTER = 2.0
 IDLE = 0.002
 """CPU seconds in a step: with less the loop had next to nothing to do."""
@@ -49,10 +48,9 @@ Messages make no cycles, and the default of 700 would look several times per mes
 
 
 class Collection(IntEnum):
-    """The kinds of garbage collection. The first three are the interpreter's generations."""
+    """The kinds of garbage collection. The first two are generations of the interpreter."""
 
     YOUNG = 0
-    OLDER = 1
     SETTLE = 2
     WHOLE = 3
 
@@ -65,7 +63,6 @@ class GcSchedule:
     def __init__(self, now: float, cpu: float, blocks: int) -> None:
         self.pause = STEP
         """Seconds until the next step."""
-        self._steps = 0
         self._cpu = cpu
         self._settled_at = now
         self.looked_at_all(now, blocks)
@@ -80,7 +77,6 @@ class GcSchedule:
         is_idle = cpu - self._cpu < IDLE
         self.pause = IDLE_STEP if is_idle else STEP
         self._cpu = cpu
-        self._steps += 1
         may_look = is_idle and now - self._whole_at >= IDLE_AFTER
         if blocks > self._limit or (may_look and blocks > self._idle_limit):
             self._settled_at = now
@@ -88,7 +84,7 @@ class GcSchedule:
         if now - self._settled_at >= SETTLE_AFTER:
             self._settled_at = now
             return Collection.SETTLE
-        return Collection.YOUNG if self._steps % OLDER_STEPS else Collection.OLDER
+        return Collection.YOUNG
 
 
 class GcTimer:

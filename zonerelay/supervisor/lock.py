@@ -29,34 +29,28 @@ _ANSWER_TIMEOUT = 10.0
 
 
 def take(
-    home: Path, *, patience: float, waiting: Callable[[str], None], refuse: Callable[[bool], None]
+    settings: Settings, *, patience: float = 0.0, waiting: Callable[[str], None] = lambda _: None
 ) -> int:
     """Take the lock and return its descriptor, which workers inherit. Blocks. If it has to wait, `waiting` is
-    called once with the processes that hold the lock. `refuse` is called with whether another process holds
-    the lock, and may raise StartError at any time if waiting is useless. Raise StartError after `patience`
-    seconds.
+    called once with the processes that hold the lock. Raise StartError after `patience` seconds, and as soon
+    as waiting is useless, because a relay that is not stopping answers.
     """
+    home = prepare_home(settings)
     path = home / LOCK_NAME
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         held = not _is_taken(descriptor)
-        refuse(held)
+        _refuse_second(settings, unless_stopping=held)
         if held:
             waiting(_holders(path))
-            _wait(path, descriptor, time.monotonic() + patience, refuse)
+            _wait(path, descriptor, time.monotonic() + patience, settings)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
 
 
-def take_alone(settings: Settings) -> None:
-    """Take the lock for a worker that is started manually. Raise StartError."""
-    home = prepare_home(settings)
-    take(home, patience=0.0, waiting=lambda _: None, refuse=lambda _: refuse_second(settings))
-
-
-def refuse_second(settings: Settings, *, unless_stopping: bool = False) -> None:
+def _refuse_second(settings: Settings, *, unless_stopping: bool) -> None:
     """Raise StartError if a relay answers at the control socket of this one."""
     path = control_socket_path(settings)
     try:
@@ -74,7 +68,7 @@ def _is_stopping(path: Path) -> bool:
         return not path.is_socket()
 
 
-def _wait(path: Path, descriptor: int, deadline: float, refuse: Callable[[bool], None]) -> None:
+def _wait(path: Path, descriptor: int, deadline: float, settings: Settings) -> None:
     asked = time.monotonic()
     while not _is_taken(descriptor):
         now = time.monotonic()
@@ -87,7 +81,7 @@ def _wait(path: Path, descriptor: int, deadline: float, refuse: Callable[[bool],
             )
         if now - asked > _ASK_EVERY:
             asked = now
-            refuse(True)
+            _refuse_second(settings, unless_stopping=True)
         time.sleep(_LOOK_EVERY)
 
 

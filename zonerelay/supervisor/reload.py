@@ -12,6 +12,7 @@ old one becomes active again. One reload runs at a time. A signal during a reloa
 """
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from zonerelay.supervisor.merge.relay_state import RelayState
 from zonerelay.supervisor.workers.child import Child
 from zonerelay.supervisor.workers.launching import Launcher
 from zonerelay.supervisor.workers.restart_policy import WorkerPhase
-from zonerelay.supervisor.workers.rolling import STEADY, RollingRestart
+from zonerelay.supervisor.workers.rolling import STEADY, rolling_restart
 from zonerelay.supervisor.workers.workers import SupervisedWorker, timeouts_of
 from zonerelay.telemetry.events.events import Events
 
@@ -64,6 +65,11 @@ _LOOK_EVERY = 0.05
 
 class ReloadRejectedError(Exception):
     """The new configuration was rejected. The message tells the operator why."""
+
+
+def _dies(member: SupervisedWorker) -> ReloadRejectedError:
+    what = f"{member.name} does not keep running with the new configuration"
+    return ReloadRejectedError(f"{what}: {member.problem}")
 
 
 @dataclass(eq=False, repr=False)
@@ -149,10 +155,7 @@ class RelayReload(RepeatedWork):
         taken = [each for each in self.state.workers.members.values() if each.edition == refused]
         if rolled:
             # A worker that has just died of the new configuration is started with the old one anyway.
-            run = [
-                each for each in taken if not each.drains_spool and each.policy.phase is not WorkerPhase.DOWN
-            ]
-            await self._roll(RollingRestart({each.index: each.policy for each in run}))
+            await self._roll(each.index for each in taken if each.policy.phase is not WorkerPhase.DOWN)
             self.state.workers.replace_draining()
             return
         for member in taken:
@@ -162,7 +165,10 @@ class RelayReload(RepeatedWork):
     async def _bring_to_workers(self, found: ReloadPlan) -> None:
         """Reload each worker, or replace its process. Raise ReloadRejectedError."""
         if found.roll:
-            await self._replace_all()
+            failed = await self._roll(self.state.workers.policies)
+            if failed is not None:
+                raise _dies(self.state.workers.members[failed])
+            self.state.workers.replace_draining()
             return
         # The first one tries the configuration. It must be healthy, because the death of an unstable worker
         # would prove nothing.
@@ -185,9 +191,7 @@ class RelayReload(RepeatedWork):
         while member.child is child and self.state.clock.monotonic() < deadline:  # noqa: ASYNC110 - as in _roll
             await asyncio.sleep(_LOOK_EVERY)
         if member.child is not child and member.problem:
-            raise ReloadRejectedError(
-                f"{member.name} does not keep running with the new configuration: {member.problem}"
-            )
+            raise _dies(member)
 
     async def _tell(self, member: SupervisedWorker) -> str:
         """Reload a worker, and return the reason of a refusal, or ""."""
@@ -197,24 +201,19 @@ class RelayReload(RepeatedWork):
         except TimeoutError:
             return f"no response to the reload within {VERDICT_TIMEOUT:g} s"
 
-    async def _replace_all(self) -> None:
-        """Replace one worker after the other. Raise ReloadRejectedError if one does not come up."""
-        roll = RollingRestart(self.state.workers.policies)
-        await self._roll(roll)
-        if roll.failed is not None:
-            member = self.state.workers.members.get(roll.failed)
-            why = "" if member is None else member.problem
-            raise ReloadRejectedError(
-                f"worker {roll.failed} does not keep running with the new configuration: {why}"
-            )
-        self.state.workers.replace_draining()
-
-    async def _roll(self, roll: RollingRestart) -> None:
-        self.state.workers.roll = roll
-        self.state.workers.wake()
-        while not roll.done:  # noqa: ASYNC110 - it ends with processes, some seconds from now
+    async def _roll(self, indexes: Iterable[int]) -> int | None:
+        """Replace workers one after the other, and return the one that did not come up, or None."""
+        workers = self.state.workers
+        roll = rolling_restart(indexes, lambda: workers.policies, workers.now)
+        while True:
+            try:
+                worker = next(roll)
+            except StopIteration as end:
+                failed: int | None = end.value
+                return failed
+            if worker is not None:
+                workers.restart(worker)
             await asyncio.sleep(_LOOK_EVERY)
-        self.state.workers.roll = None
 
     async def _resize(self, old: Settings, new: Settings) -> None:
         """Change the number of workers. Additional workers start at once; surplus workers end when their
@@ -224,10 +223,10 @@ class RelayReload(RepeatedWork):
         workers, before = count_of(new), count_of(old)
         if workers == before or self._stays_as_it_is(old, new):
             return
-        stay = {index: policy for index, policy in self.state.workers.policies.items() if index < workers}
+        stay = [index for index in self.state.workers.policies if index < workers]
         surplus = () if is_shared(new.spool) else range(workers, before)
         self.state.workers.employ(workers, [*surplus, *spools_beyond(new.spool, max(workers, before))])
-        await self._roll(RollingRestart(stay))
+        await self._roll(stay)
 
     def _stays_as_it_is(self, old: Settings, new: Settings) -> bool:
         """Return whether the number of workers must stay: a queue in memory ends with its process, so no

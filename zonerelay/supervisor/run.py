@@ -59,12 +59,7 @@ def supervise(config: Path, settings: Settings) -> int:
         log.emit("warning", "supervisor-waits", {"why": why, "processes": holders})
         log.flush()
 
-    held = lock.take(
-        home,
-        patience=patience,
-        waiting=waiting,
-        refuse=lambda held: lock.refuse_second(settings, unless_stopping=held),
-    )
+    held = lock.take(settings, patience=patience, waiting=waiting)
 
     async def run() -> int:
         clock = SystemClock()

@@ -108,7 +108,7 @@ def show(arguments: Namespace) -> int:
 
     with left_queue(arguments.config, arguments.message_id):
         request = request_of(arguments, requests.QueueShow)
-        return responses.one(arguments, request, answers.MessageDetail, _print_message)[1]
+        return responses.answered(arguments, request, _print_message)[1]
 
 
 def _print_message(detail: answers.MessageDetail) -> None:
@@ -199,7 +199,7 @@ def resolve(arguments: Namespace) -> int:
         return _resolve_address(arguments)
     request, relay = request_of(arguments, requests.Resolve), connect(arguments)
     nothing = "Neither mail in the queue nor recent mail has this pseudonym, or the key has changed."
-    asked = partial(responses.rows, arguments, answer=answers.ResolvedAddress, table=_addresses, relay=relay)
+    asked = partial(responses.answered, arguments, view=_addresses, relay=relay)
     found, status = asked(request, nothing=nothing if request.recent else "")
     if not found and not request.recent:
         found, status = asked(replace(request, recent=True), nothing=nothing)
@@ -213,7 +213,7 @@ def _addresses(row: answers.ResolvedAddress) -> output.Row:
 
 def summary(arguments: Namespace) -> int:
     request = request_of(arguments, requests.QueueSummary)
-    return responses.one(arguments, request, answers.Summary, partial(_tell_summary, arguments.limit))[1]
+    return responses.answered(arguments, request, partial(_tell_summary, arguments.limit))[1]
 
 
 def _tell_summary(limit: int | None, found: answers.Summary) -> None:
@@ -304,11 +304,10 @@ def change(arguments: Namespace) -> int:
     client = connect(arguments)
     if arguments.dry_run:
         preview, view = _preview(request), partial(_tell_preview, request)
-        return responses.one(arguments, preview, answers.Count, view, relay=client)[1]
+        return responses.answered(arguments, preview, view, relay=client)[1]
     if in_bulk and not arguments.yes and not _confirmed(client, request):
         return FAILED
-    view = partial(_tell, request)
-    changed, status = responses.one(arguments, request, answers.ChangeResult, view, relay=client)
+    changed, status = responses.answered(arguments, request, partial(_tell, request), relay=client)
     missing = not in_bulk and changed.matched == 0
     if missing:
         output.tell("No such message in the queue: delivered, given up, or never here.")
@@ -369,7 +368,7 @@ def _tell(request: requests.QueueChange | requests.Undo, changed: answers.Change
 
 def acts(arguments: Namespace) -> int:
     nothing = "No changes by operators in the last 24 hours."
-    return responses.rows(arguments, request_of(arguments, requests.Acts), answers.ActRow, _acts, nothing)[1]
+    return responses.answered(arguments, request_of(arguments, requests.Acts), _acts, nothing)[1]
 
 
 @output.tabular(cut=("by", "which"))
@@ -389,7 +388,7 @@ def _acts(row: answers.ActRow) -> output.Row:
 
 def undo(arguments: Namespace) -> int:
     request = request_of(arguments, requests.Undo)
-    changed, status = responses.one(arguments, request, answers.ChangeResult, partial(_tell, request))
+    changed, status = responses.answered(arguments, request, partial(_tell, request))
     return FAILED if changed.busy else status
 
 
@@ -399,7 +398,7 @@ def undo(arguments: Namespace) -> int:
 def suspend(arguments: Namespace) -> int:
     if arguments.list:
         nothing = "There are no active suspensions."
-        return responses.rows(arguments, requests.Orders(), answers.OrderRow, orders_table, nothing)[1]
+        return responses.answered(arguments, requests.Orders(), orders_table, nothing)[1]
     request = request_of(arguments, requests.Suspend, effect="hold" if arguments.hold else "suspend")
     if request.about == requests.Selectors():
         raise CliError(
@@ -409,7 +408,7 @@ def suspend(arguments: Namespace) -> int:
         raise CliError(
             "the reason is missing: specify --reason (shown to operators, never to clients)", USAGE
         )
-    return responses.one(arguments, request, answers.OrderResult, _tell_order)[1]
+    return responses.answered(arguments, request, _tell_order)[1]
 
 
 def _tell_order(answer: answers.OrderResult) -> None:
@@ -436,7 +435,7 @@ def _clock(given: answers.OrderResult, now: float) -> Iterator[str]:
 
 def resume(arguments: Namespace) -> int:
     request = request_of(arguments, requests.Resume)
-    ended, status = responses.one(arguments, request, answers.OrdersResult, _tell_ended)
+    ended, status = responses.answered(arguments, request, _tell_ended)
     return status if ended.orders else FAILED
 
 

@@ -6,7 +6,7 @@ and values. A response whose `ok` is false is a failure.
 
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from typing import TypeVar, cast
+from typing import Any, cast
 
 import msgspec
 from rich.console import RenderableType
@@ -16,43 +16,36 @@ from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED
 from zonerelay.control.client import ControlClient
+from zonerelay.operations.answers import Count
 from zonerelay.operations.catalogue import OPERATIONS, operation_of
 from zonerelay.operations.operation import ResponseKind
 from zonerelay.operations.requests import Request
 
-S = TypeVar("S", bound=msgspec.Struct)
 
-
-def rows(
+def answered(
     arguments: Namespace,
     request: Request,
-    answer: type[S],
-    table: Callable[[Sequence[S]], RenderableType],
+    view: Callable[[Any], Any],
     nothing: str = "",
     *,
     relay: ControlClient | None = None,
-) -> tuple[list[S], int]:
-    """Print the rows of an answer, or tell the user `nothing` if there are none. Return them, and the exit
-    status, which tells whether all parts of the relay have answered.
+) -> tuple[Any, int]:
+    """Print the answer: rows as the table that `view` makes of them, or `nothing` if there are none; a single
+    frame by calling `view`. Return the rows or the frame, and the exit status, which tells whether all parts
+    of the relay have answered.
     """
-    with output.frames_seen(operation_of(request).help) as saw:
-        found, end = (relay or connect(arguments)).all(request, answer, saw)
-    output.print_rows(found, table, nothing, as_json=arguments.json)
-    return found, output.completeness(end)
-
-
-def one(
-    arguments: Namespace,
-    request: Request,
-    answer: type[S],
-    view: Callable[[S], object],
-    *,
-    relay: ControlClient | None = None,
-) -> tuple[S, int]:
-    """Print an answer that is a single frame. Return it, and the exit status as `rows` does."""
-    with output.frames_seen(operation_of(request).help) as saw:
-        found, end = (relay or connect(arguments)).answered(request, answer, saw)
-    output.print_one(found, view, as_json=arguments.json)
+    operation, relay = operation_of(request), relay or connect(arguments)
+    answer = Count if getattr(request, "dry_run", False) else operation.reply or msgspec.Struct
+    found: Any
+    with output.frames_seen(operation.help) as saw:
+        if operation.shape is ResponseKind.ROWS:
+            found, end = relay.all(request, answer, saw)
+        else:
+            found, end = relay.answered(request, answer, saw)
+    if operation.shape is ResponseKind.ROWS:
+        output.print_rows(found, view, nothing, as_json=arguments.json)
+    else:
+        output.print_one(found, view, as_json=arguments.json)
     return found, output.completeness(end)
 
 
@@ -60,10 +53,8 @@ def show(arguments: Namespace) -> int:
     words = " ".join(filter(None, (arguments.command, getattr(arguments, "verb", ""))))
     operation = next(each for each in OPERATIONS if each.command == words)
     request = cast(Request, request_of(arguments, operation.request))
-    answer = operation.reply or msgspec.Struct
-    if operation.shape is ResponseKind.ROWS:
-        return rows(arguments, request, answer, _table, "There are none.")[1]
-    found, status = one(arguments, request, answer, _print)
+    view = _table if operation.shape is ResponseKind.ROWS else _print
+    found, status = answered(arguments, request, view, "There are none.")
     return FAILED if getattr(found, "ok", True) is False else status
 
 

@@ -100,8 +100,7 @@ def _lock(settings: Settings) -> int:
     """Return the descriptor that holds the relay's lock."""
     try:
         _refuse_running(settings)
-        home = prepare_home(settings)
-        return lock.take(home, patience=0.0, waiting=lambda _: None, refuse=lambda _: None)
+        return lock.take(settings)
     except (StartError, ControlError) as error:
         raise CliError(f"{error}. This command requires the relay to be stopped", USAGE) from error
     except OSError as error:

@@ -64,7 +64,6 @@ class RestartPolicy:
         """Whether the worker is to run. One that is stopping is started again if it is wanted; one that has
         finished is not.
         """
-        self._killed = False
 
     @property
     def restarts(self) -> int:
@@ -79,8 +78,8 @@ class RestartPolicy:
     # Due actions
 
     def due(self, now: float, *, late: bool = False) -> Action | None:
-        """Return the action that is due. `late` says that the caller itself was not running since its last
-        call.
+        """Return the action that is due; another SIGKILL has no effect. `late` says that the caller itself
+        was not running since its last call.
         """
         if late:
             self._heard = now
@@ -88,20 +87,15 @@ class RestartPolicy:
             case WorkerPhase.DOWN if self.wanted and now >= self.next_start:
                 return Action.START
             case WorkerPhase.STARTING if now - self.since > self.timeouts.start:
-                return self._kill()
+                return Action.KILL
             case WorkerPhase.RUNNING if now - self._heard > self.timeouts.silence:
                 self._enter(WorkerPhase.HUNG, now)
                 return Action.TERMINATE
             case WorkerPhase.HUNG if now - self.since > min(HUNG_GRACE, self.timeouts.silence):
-                return self._kill()
+                return Action.KILL
             case WorkerPhase.STOPPING if now - self.since > self.timeouts.stop:
-                return self._kill()
+                return Action.KILL
         return None
-
-    def _kill(self) -> Action | None:
-        """Kill the process once; another SIGKILL has no effect."""
-        first, self._killed = not self._killed, True
-        return Action.KILL if first else None
 
     # Commands
 
@@ -126,7 +120,6 @@ class RestartPolicy:
     def started(self, now: float) -> None:
         self.starts += 1
         self._heard = now
-        self._killed = False
         self._enter(WorkerPhase.STARTING, now)
 
     def ready(self, now: float) -> None:

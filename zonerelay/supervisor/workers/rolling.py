@@ -7,7 +7,7 @@ does not come up, or dies while others are still being replaced, the remaining w
 the restart has failed, unless that worker was failing before.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 
 from zonerelay.supervisor.workers.restart_policy import RestartPolicy, WorkerPhase
 
@@ -17,67 +17,44 @@ HOPELESS = 3
 """Consecutive deaths after which the restart does not wait for a worker."""
 
 
-class RollingRestart:
-    """Plans a rolling restart. `failed` is the worker that did not come up, `replaced` lists those that did,
-    and `done` says that it has ended.
+def rolling_restart(
+    workers: Iterable[int], policies: Callable[[], Mapping[int, RestartPolicy]], now: Callable[[], float]
+) -> Generator[int | None, None, int | None]:
+    """Yield the index of each worker when it is to be replaced, and None while the restart has to wait.
+    Return the worker that did not come up, or None.
     """
+    left, replaced = sorted(workers), dict[int, int]()
 
-    def __init__(self, workers: Mapping[int, RestartPolicy]) -> None:
-        self._starts = {worker: policy.starts for worker, policy in sorted(workers.items())}
-        self._current: int | None = None
-        self._had_failed = False
-        self.failed: int | None = None
-        self.replaced: list[int] = []
-        self._deaths: dict[int, int] = {}
-        """The deaths of the workers that have been replaced and were not failing before."""
-
-    @property
-    def done(self) -> bool:
-        return self.failed is not None or (self._current is None and not self._starts)
-
-    def step(self, policies: Mapping[int, RestartPolicy], now: float) -> int | None:
-        """Return the index of the worker to replace now, or None."""
-        self._look(policies, now)
-        if self.done or self._current is not None:
-            return None
-        for worker in self._starts:
-            if not _can_be_spared(worker, policies):
-                continue
-            policy = policies[worker]
-            self._current = worker
-            self._had_failed = policy.deaths > 0 and policy.phase is not WorkerPhase.RUNNING
-            # A worker that had died before was restarted by its policy, not by this rolling restart.
-            self._starts[worker] = policy.starts
-            return worker
-        return None
-
-    def _look(self, policies: Mapping[int, RestartPolicy], now: float) -> None:
-        """Check whether the worker being replaced is ready or has failed."""
-        self._starts = {worker: starts for worker, starts in self._starts.items() if worker in policies}
-        if self.failed is None:
-            self.failed = self._fallen(policies)
-        if self._current is not None and self._current not in policies:
-            self._current = None
-        worker = self._current
-        if self.failed is not None or worker is None or policies[worker].starts <= self._starts[worker]:
-            return
-        policy = policies[worker]
-        if policy.phase is WorkerPhase.RUNNING and now - policy.since >= STEADY:
-            self.replaced.append(worker)
-            if not self._had_failed:
-                self._deaths[worker] = policy.deaths
-        elif policy.phase is not WorkerPhase.DOWN:
-            return
-        elif not self._had_failed:
-            self.failed = worker
-            return
-        del self._starts[worker]
-        self._current = None
-
-    def _fallen(self, policies: Mapping[int, RestartPolicy]) -> int | None:
+    def fallen() -> int | None:
         """Return a worker that was ready and has died since, or None."""
-        known = ((worker, deaths) for worker, deaths in self._deaths.items() if worker in policies)
-        return next((worker for worker, deaths in known if policies[worker].deaths > deaths), None)
+        there = policies()
+        died = (each for each, deaths in replaced.items() if each in there and there[each].deaths > deaths)
+        return next(died, None)
+
+    while fallen() is None and (left := [each for each in left if each in policies()]):
+        there = policies()
+        worker = next((each for each in left if _can_be_spared(each, there)), None)
+        if worker is None:
+            yield None
+            continue
+        policy = there[worker]
+        starts, had_failed = policy.starts, policy.deaths > 0 and policy.phase is not WorkerPhase.RUNNING
+        yield worker
+        while fallen() is None and policies().get(worker) is policy and not _is_up(policy, starts, now()):
+            if policy.starts > starts and policy.phase is WorkerPhase.DOWN:
+                if not had_failed:
+                    return worker
+                break
+            yield None
+        left.remove(worker)
+        if not had_failed:
+            replaced[worker] = policy.deaths
+    return fallen()
+
+
+def _is_up(policy: RestartPolicy, starts: int, now: float) -> bool:
+    """Return whether the worker has run for a while since it had been started this often."""
+    return policy.starts > starts and policy.phase is WorkerPhase.RUNNING and now - policy.since >= STEADY
 
 
 def _can_be_spared(worker: int, policies: Mapping[int, RestartPolicy]) -> bool:

@@ -18,7 +18,6 @@ from zonerelay.operations.answers import WorkerStatus
 from zonerelay.process.setup import StartError
 from zonerelay.supervisor.workers.child import Child, ending
 from zonerelay.supervisor.workers.restart_policy import Action, RestartPolicy, WorkerPhase, WorkerTimeouts
-from zonerelay.supervisor.workers.rolling import RollingRestart
 from zonerelay.telemetry.events.events import Field, LogSink
 from zonerelay.telemetry.metrics.families import Family
 from zonerelay.telemetry.metrics.instruments import MetricTotals
@@ -111,7 +110,6 @@ class Workers:
 
     def __post_init__(self) -> None:
         self.members: dict[int, SupervisedWorker] = {}
-        self.roll: RollingRestart | None = None
         self.edition = 0
         """The edition of the active configuration, which increases with every change."""
         self._awake = asyncio.Event()
@@ -146,6 +144,13 @@ class Workers:
         for index, policy in self.policies.items():
             if index not in stay:
                 self._do(self.members[index], policy.stop(self.now()))
+        self.wake()
+
+    def restart(self, worker: int) -> None:
+        """Replace the process of a worker."""
+        member = self.members[worker]
+        self.log.emit("info", "worker-replaced", {"worker": worker, "pid": member.pid})
+        self._do(member, member.policy.restart(self.now()))
         self.wake()
 
     def replace_draining(self) -> None:
@@ -184,7 +189,6 @@ class Workers:
     def stop(self) -> None:
         """Stop all workers for good. `run` returns when all have ended."""
         self._stopping = True
-        self.roll = None
         for member in self.members.values():
             self._do(member, member.policy.stop(self.now()))
         self.wake()
@@ -204,7 +208,6 @@ class Workers:
             late, last = now - last > HELD_UP, now
             for member in list(self.members.values()):
                 await self._step(member, now, late=late)
-            self._step_roll()
             policies = self.policies.values()
             if not self.ready.done() and all(each.phase is WorkerPhase.RUNNING for each in policies):
                 self.ready.set_result(None)
@@ -224,15 +227,6 @@ class Workers:
         if member.policy.phase is WorkerPhase.OVER and not self._stopping:
             del self.members[member.index]
             self.totals.forget(member.index)
-
-    def _step_roll(self) -> None:
-        if self.roll is None:
-            return
-        worker = self.roll.step(self.policies, self.now())
-        if worker is not None:
-            member = self.members[worker]
-            self.log.emit("info", "worker-replaced", {"worker": worker, "pid": member.pid})
-            self._do(member, member.policy.restart(self.now()))
 
     async def _start(self, member: SupervisedWorker) -> None:
         child = Child(partial(self._heard, member), partial(self._ended, member))
