@@ -20,7 +20,7 @@ from zonerelay.smtp.client.transaction import (
     rcpt_parameters,
     too_large,
 )
-from zonerelay.smtp.server.params import MAX_ORCPT, parse_notify, parse_orcpt
+from zonerelay.smtp.server.params import MAX_ORCPT, NOTIFY, parse_orcpt
 
 PLAIN = Capabilities()
 PIPELINING = Capabilities(pipelining=True)
@@ -366,7 +366,7 @@ def test_the_outcome_tells_whether_the_peer_knows_the_wishes(capabilities: Capab
     "words", ["NEVER", "SUCCESS", "FAILURE", "DELAY", "SUCCESS,FAILURE,DELAY", "SUCCESS,DELAY"]
 )
 def test_notify_says_what_was_said(words: str) -> None:
-    given = delivery(notify=parse_notify(words), orcpt="rfc822;b@x")
+    given = delivery(notify=NOTIFY[words], orcpt="rfc822;b@x")
     assert rcpt_parameters(given, smtputf8=False) == f" NOTIFY={words} ORCPT=rfc822;b@x"
 
 

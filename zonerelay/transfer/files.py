@@ -162,7 +162,7 @@ def _check(name: str, message: Message, deliveries: Sequence[Delivery]) -> None:
         for orcpt in wishes - {""}:
             parse_orcpt(orcpt)
     except CommandError as error:
-        raise ValueError(f"contains an invalid address or SMTP parameter: {error.reply.text}") from error
+        raise ValueError(f"contains an invalid address: {error.reply.text}") from error
     if any(set("\r\n\0") & {*field, *value} for field, value in message.headers):
         raise ValueError("contains a header field of several lines")
 

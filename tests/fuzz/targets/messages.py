@@ -173,7 +173,7 @@ def _mailbox(parse: Callable[[str], tuple[Mailbox, str]], text: str) -> Mailbox:
 def _value(parse: Callable[[str], str], text: str) -> str:
     try:
         return parse(text)
-    except CommandError:
+    except ValueError:
         return ""
 
 

@@ -40,11 +40,11 @@ import msgspec
 from msgspec import structs
 
 from zonerelay.model.delivery import Delivery
-from zonerelay.model.envelope import BodyType, Envelope, Mailbox, Message, Notify
+from zonerelay.model.envelope import BodyType, Envelope, Mailbox, Message
 from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.smtp.client.extensions import Capabilities
 from zonerelay.smtp.client.stuffing import END
-from zonerelay.smtp.server.params import MAX_ORCPT
+from zonerelay.smtp.server.params import MAX_ORCPT, NOTIFY
 
 # Writes the DSN parameters of a message for a server with DSN (RFC 3461 5.2.1, RFC 6533 3). No I/O.
 #
@@ -63,15 +63,7 @@ _NOT_UTF8_XTEXT = re.compile(r"[^!-*,-<>-\[\]-~]")
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
-def _words(notify: Notify) -> str:
-    if notify & Notify.NEVER:
-        return "NEVER"
-    # The order of RFC 3461 4.1's examples; it carries no meaning.
-    wanted = [name for name in ("SUCCESS", "FAILURE", "DELAY") if notify & Notify[name]]
-    return ",".join(wanted)
-
-
-_NOTIFY = tuple(_words(Notify(value)) for value in range(16))
+_NOTIFY = {value: words for words, value in reversed(NOTIFY.items())}
 
 
 def mail_parameters(envelope: Envelope) -> str:
@@ -82,7 +74,7 @@ def mail_parameters(envelope: Envelope) -> str:
 
 def rcpt_parameters(delivery: Delivery, *, smtputf8: bool) -> str:
     """Return NOTIFY and ORCPT, each with a space in front. `smtputf8`: MAIL has that parameter."""
-    notify = f" NOTIFY={_NOTIFY[delivery.notify]}" if delivery.notify else ""
+    notify = f" NOTIFY={_NOTIFY.get(delivery.notify, 'NEVER')}" if delivery.notify else ""
     orcpt = delivery.orcpt
     if not orcpt and notify:
         orcpt = original_recipient(delivery.recipient)

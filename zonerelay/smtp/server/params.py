@@ -16,6 +16,8 @@ A parameter that the listener does not offer is refused with 555 5.5.4, whether 
 import re
 from collections.abc import Callable, Collection
 from datetime import datetime
+from functools import partial
+from itertools import permutations
 from typing import Any
 
 import msgspec
@@ -25,96 +27,65 @@ from zonerelay.model.reply import Reply
 from zonerelay.smtp.server import paths
 from zonerelay.smtp.server.paths import CommandError, command_error
 
-# Parses the DSN parameters (RFC 3461 4): RET, ENVID, NOTIFY, ORCPT.
+# The DSN parameters (RFC 3461 4): RET, ENVID, NOTIFY, ORCPT.
 #
 # ENVID and ORCPT are checked only and keep their raw text, since they are passed on and returned as they
-# came. `None` stands for a keyword without a value, which all four refuse.
+# came.
 
 MAX_ENVID = 100  # characters of xtext, RFC 3461 4.4
 MAX_ORCPT = 500  # characters, RFC 3461 4.2
 
 # RFC 3461 4.2, 4.4: what is encoded is printable, too. It ends in the header fields of reports.
-_XTEXT = re.compile(r"(?:[!-*,-<>-~]|\+[2-6][0-9A-F]|\+7[0-9A-E])+")
-_ADDRESS_TYPE = re.compile(r"[!#$%&'*+/0-9=?A-Z^_`a-z{|}~-]+")
+_XTEXT = r"(?:[!-*,-<>-~]|\+[2-6][0-9A-F]|\+7[0-9A-E])+"
 # RFC 6533 3: utf-8-addr-xtext allows \x{HEX}; both forms are printable ASCII, so one check serves them.
-_UTF8_XTEXT = re.compile(r"(?:[!-*,-<>-\[\]-~]|\\x\{[0-9A-F]{2,6}\})+")
-_UTF8_RAW = re.compile(r"[^\x00-\x20\x7f+=]+")
-_NOTIFY = {"SUCCESS": Notify.SUCCESS, "FAILURE": Notify.FAILURE, "DELAY": Notify.DELAY}
+_UTF8 = r"(?i:utf-8);(?:(?:[!-*,-<>-\[\]-~]|\\x\{[0-9A-F]{2,6}\})+|[^\x00-\x20\x7f+=]+)"
+_OTHER = r"(?!(?i:utf-8);)[!#$%&'*+/0-9=?A-Z^_`a-z{|}~-]+;" + _XTEXT
+_RET = re.compile("FULL|HDRS")
+
+NOTIFY = {
+    ",".join(words): Notify(sum(Notify[word] for word in words))
+    for number in (1, 2, 3)
+    for words in permutations(("SUCCESS", "FAILURE", "DELAY"), number)
+} | {"NEVER": Notify.NEVER}
+"""The meaning of each value. Of equal ones, the first is in the order of RFC 3461 4.1's examples."""
 
 
-def parse_ret(value: str | None) -> Ret:
-    text = (value or "").upper()
-    if text not in ("FULL", "HDRS"):
-        raise command_error(501, "5.4", "RET is FULL or HDRS")
-    return Ret(text)
+def _limited(pattern: str, most: int) -> re.Pattern[str]:
+    return re.compile(rf"(?!.{{{most + 1}}})(?:{pattern})")
 
 
-def parse_envid(value: str | None) -> str:
-    if not value or len(value) > MAX_ENVID or not _XTEXT.fullmatch(value):
-        raise command_error(501, "5.4", f"ENVID may have at most {MAX_ENVID} characters of xtext")
+def _matched(pattern: re.Pattern[str], value: str) -> str:
+    if not pattern.fullmatch(value):
+        raise ValueError("contains an invalid SMTP parameter")
     return value
 
 
-def parse_notify(value: str | None) -> Notify:
-    words = (value or "").upper().split(",")
-    if words == ["NEVER"]:
-        return Notify.NEVER
-    notify = Notify.UNSET
-    for word in words:
-        if word not in _NOTIFY or _NOTIFY[word] in notify:
-            raise command_error(501, "5.4", "NOTIFY must be NEVER, or a list of SUCCESS, FAILURE, DELAY")
-        notify |= _NOTIFY[word]
-    return notify
+parse_envid = partial(_matched, _limited(_XTEXT, MAX_ENVID))
+parse_orcpt = partial(_matched, _limited(f"{_UTF8}|{_OTHER}", MAX_ORCPT))
 
 
-def parse_orcpt(value: str | None) -> str:
-    kind, _, address = (value or "").partition(";")
-    if len(value or "") > MAX_ORCPT or not _ADDRESS_TYPE.fullmatch(kind):
-        raise command_error(501, "5.4", "ORCPT must be type;xtext")
-    if kind.lower() == "utf-8":
-        valid = _UTF8_XTEXT.fullmatch(address) or _UTF8_RAW.fullmatch(address)
-    else:
-        valid = _XTEXT.fullmatch(address)
-    if not valid:
-        raise command_error(501, "5.4", "ORCPT must be type;xtext")
-    return f"{kind};{address}"
-
-
-# Parses the parameters that ask to keep a message for later (RFC 4865 3): HOLDFOR, HOLDUNTIL.
+# The parameters that ask to keep a message for later (RFC 4865 3): HOLDFOR, HOLDUNTIL.
 #
 # Only the grammar is here; code that has a clock decides how far ahead is too far, and what a time in the
-# past means. `None` stands for a keyword without a value, which both refuse. The RFC has no `;C` or `;R`
-# behind the value (that is DELIVERBY, RFC 2852), so they are refused as well.
+# past means. The RFC has no `;C` or `;R` behind the value (that is DELIVERBY, RFC 2852), so they are refused.
 
 MAX_HOLD_FOR = 999_999_999  # seconds, RFC 4865 3: one to nine digits, the first of them not 0
 
 _SECONDS = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
 # RFC 3339 5.6 (the RFC's own word for it was lost; erratum 2040 says that it means this).
-_DATE_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:(\d\d)(?:\.\d{1,20})?(?:Z|[+-]\d\d:[0-5]\d)", re.ASCII)
-_LEAP_SECOND = "60"
+_DATE_TIME = re.compile(
+    r"(\d{4}-\d\d-\d\dT\d\d:\d\d:)(\d\d)((?:\.\d{1,20})?(?:Z|[+-]\d\d:[0-5]\d))", re.ASCII
+)
 
 
-def parse_hold_for(value: str | None) -> int:
-    """Return seconds."""
-    if value is None or not _SECONDS.fullmatch(value):
-        raise command_error(501, "5.4", f"HOLDFOR must be 1 to {MAX_HOLD_FOR} seconds")
-    return int(value)
-
-
-def parse_hold_until(value: str | None) -> float:
-    """Return a Unix time."""
-    text = (value or "").upper()
-    match = _DATE_TIME.fullmatch(text)
+def _unix_time(value: str) -> float:
+    match = _DATE_TIME.fullmatch(value.upper())
     if match is None:
-        raise command_error(501, "5.4", "HOLDUNTIL must be a time such as 2030-01-31T09:00:00Z")
+        raise ValueError
+    start, second, rest = match.groups()
     # Clocks show no 60th second; the one behind the 59th is the same moment to Unix time.
-    leap = match[1] == _LEAP_SECOND
-    if leap:
-        text = f"{text[: match.start(1)]}59{text[match.end(1) :]}"
-    try:
-        return datetime.fromisoformat(text).timestamp() + leap
-    except ValueError:
-        raise command_error(501, "5.4", "HOLDUNTIL is not a valid date") from None
+    leap = second == "60"
+    return datetime.fromisoformat(f"{start}{'59' if leap else second}{rest}").timestamp() + leap
 
 
 MAIL_PARAMETERS = frozenset({"SIZE", "BODY", "SMTPUTF8"})
@@ -129,34 +100,24 @@ MAX_AUTH = 500  # characters of the whole parameter, RFC 4954 3
 _KEYWORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 _SIZE = re.compile(r"[0-9]{1,20}", re.ASCII)  # RFC 1870 3
 # RFC 4954 8: xtext, `<>` among it. A mailbox is wanted, but the value is dropped.
-_AUTH = re.compile(rf"(?!.{{{MAX_AUTH - len('AUTH=') + 1}}})(?:[!-*,-<>-~]|\+[0-9A-Fa-f]{{2}})+")
+_AUTH = _limited(r"(?:[!-*,-<>-~]|\+[0-9A-Fa-f]{2})+", MAX_AUTH - len("AUTH="))
+_NOTHING = re.compile("")
 
-
-def _matched(pattern: re.Pattern[str], value: str | None) -> str:
-    if value is None or not pattern.fullmatch(value):
-        raise ValueError
-    return value
-
-
-def _nothing(value: str | None) -> bool:
-    if value is not None:
-        raise ValueError
-    return True
-
-
-_PARSERS: dict[str, tuple[str, Callable[[str | None], object]]] = {
+_PARSERS: dict[str, tuple[str, Callable[[str], object]]] = {
     "SIZE": ("size", lambda value: int(_matched(_SIZE, value))),
-    "BODY": ("body", lambda value: BodyType((value or "").upper())),
-    "SMTPUTF8": ("smtputf8", _nothing),
-    "RET": ("ret", parse_ret),
+    "BODY": ("body", lambda value: BodyType(value.upper())),
+    "SMTPUTF8": ("smtputf8", lambda value: not _matched(_NOTHING, value)),
+    "RET": ("ret", lambda value: Ret(_matched(_RET, value.upper()))),
     "ENVID": ("envid", parse_envid),
-    "AUTH": ("auth", lambda value: _matched(_AUTH, value)),
-    "HOLDFOR": ("hold_for", parse_hold_for),
-    "HOLDUNTIL": ("hold_until", parse_hold_until),
-    "NOTIFY": ("notify", parse_notify),
+    "AUTH": ("auth", partial(_matched, _AUTH)),
+    "HOLDFOR": ("hold_for", lambda value: int(_matched(_SECONDS, value))),
+    "HOLDUNTIL": ("hold_until", _unix_time),
+    "NOTIFY": ("notify", lambda value: NOTIFY[value.upper()]),
     "ORCPT": ("orcpt", parse_orcpt),
 }
-"""The field of each parameter in `MailCommand` or `Recipient`, and its parser, which may raise ValueError."""
+"""The field of each parameter in `MailCommand` or `Recipient`, and its parser, which may raise ValueError or
+KeyError. A keyword without a value has "".
+"""
 
 
 class MailCommand(msgspec.Struct, frozen=True):
@@ -231,7 +192,7 @@ def _parameters(rest: str, offered: Collection[str]) -> dict[str, Any]:  # Any: 
             # RFC 5321 4.1.2 esmtp-value: no "=" and, without SMTPUTF8 in it, no empty value.
             if field in given or (equals and not value) or "=" in value:
                 raise ValueError
-            given[field] = parse(value if equals else None)
-        except ValueError:
+            given[field] = parse(value)
+        except (KeyError, ValueError):
             raise command_error(501, "5.4", f"Bad or repeated {keyword} parameter") from None
     return given

@@ -154,7 +154,7 @@ def _mailbox(address: str, parse: Callable[[str], tuple[envelope.Mailbox, str]])
 def _checked(parse: Callable[[str | None], str], value: str) -> str:
     try:
         return parse(value) if value else ""
-    except CommandError:
+    except ValueError:
         return ""
 
 
