@@ -57,21 +57,33 @@ def is_literal(domain: str) -> bool:
 
 
 class Networks:
-    """Networks in a set for each prefix length, so that the cost does not grow with their number."""
+    """Maps networks to numbers, such as those of rules, in a table for each prefix length, so that the cost
+    does not grow with their number.
+    """
 
-    def __init__(self, networks: Iterable[Network]) -> None:
-        self._prefixes: dict[tuple[int, int], set[int]] = {}
-        for network in networks:
-            shift = network.max_prefixlen - network.prefixlen
-            found = self._prefixes.setdefault((network.version, shift), set())
-            found.add(int(network.network_address) >> shift)
+    def __init__(self, networks: Iterable[Network] = ()) -> None:
+        self._numbers: dict[tuple[int, int], dict[int, list[int]]] = {}
+        for number, network in enumerate(networks):
+            self.add(network, number)
+
+    def add(self, network: Network, number: int) -> None:
+        shift = network.max_prefixlen - network.prefixlen
+        found = self._numbers.setdefault((network.version, shift), {})
+        found.setdefault(int(network.network_address) >> shift, []).append(number)
+
+    def find(self, address: str) -> list[int]:
+        """Return the numbers of the networks with the address, which is `""` on a Unix socket."""
+        version, asked = address_number(address)
+        return [
+            number
+            for (of, shift), numbers in self._numbers.items()
+            if of == version
+            for number in numbers.get(asked >> shift, ())
+        ]
 
     def match(self, address: str) -> bool:
-        """Return whether a network contains the address, which is `""` on a Unix socket."""
-        version, number = address_number(address)
-        return any(
-            version == of and number >> shift in prefixes for (of, shift), prefixes in self._prefixes.items()
-        )
+        """Return whether a network contains the address."""
+        return bool(self.find(address))
 
 
 _MADE = 16

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from zonerelay.config.settings import AccessSettings, Network, RouteSettings
 from zonerelay.model.envelope import Mailbox, Origin, Priority, domain_of
-from zonerelay.routing.addresses import Networks, address_number
+from zonerelay.routing.addresses import Networks
 from zonerelay.routing.zones.address_patterns import AddressPatterns, AddressTable
 
 FEW = 8
@@ -53,27 +53,6 @@ class TextIndex:
         if not asked:
             return ()
         return (*self._numbers.get(asked, ()), *self._numbers.get(_ANY, ()))
-
-
-class NetworkIndex:
-    """An index of rules by network. The argument of a look-up is the address of a client."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[tuple[int, int], dict[int, list[int]]] = {}
-
-    def add(self, value: Network, number: int) -> None:
-        shift = value.max_prefixlen - value.prefixlen
-        found = self._numbers.setdefault((value.version, shift), {})
-        found.setdefault(int(value.network_address) >> shift, []).append(number)
-
-    def find(self, asked: str) -> Iterable[int]:
-        version, address = address_number(asked)
-        return [
-            number
-            for (of, shift), numbers in self._numbers.items()
-            if of == version
-            for number in numbers.get(address >> shift, ())
-        ]
 
 
 class RuleIndex:
@@ -204,7 +183,7 @@ def index_of(rules: Sequence[RouteSettings] | Sequence[AccessSettings]) -> RuleI
     """Return the index that finds the rules that may match. `find` needs the result of `asked`."""
     texts = {name: TextIndex() for name in ("listener", "user", "certificate")}
     addresses = {name: AddressTable() for name in _ADDRESSES}
-    return RuleIndex({**texts, "client": NetworkIndex(), **addresses}, rules)
+    return RuleIndex({**texts, "client": Networks(), **addresses}, rules)
 
 
 def asked(mail: RoutedMail, recipient: str) -> dict[str, str]:
