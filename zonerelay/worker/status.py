@@ -57,9 +57,8 @@ class ReadinessCheck:
 
     def __init__(self, worker: Worker, *, timeout: float = PROBE_TIMEOUT) -> None:
         self._worker, self._timeout = worker, timeout
-        self._running: asyncio.Task[None] | None = None
-        self._failure: str | None = None
-        self._tried: float | None = None
+        self._trial: asyncio.Task[str] | None = None
+        self._fresh_until = 0.0
 
     async def __call__(self) -> tuple[str, ...]:
         """Return every reason why the relay is not ready, those that an operator caused first. Return none if
@@ -73,35 +72,31 @@ class ReadinessCheck:
             stopped = "the relay is shutting down"
         return tuple(dict.fromkeys(filter(None, (stopped, worker.store.unhealthy(), failure))))
 
-    async def _probe_failure(self) -> str | None:
-        """Return the reason why the spool cannot be written and synced now, or None."""
-        is_fresh = self._tried is not None and self._worker.clock.monotonic() - self._tried < FRESH_FOR
-        if self._running is None and is_fresh:
-            return self._failure
-        trial = self._running
-        if trial is None:
-            trial = self._running = asyncio.create_task(self._try())
+    async def _probe_failure(self) -> str:
+        """Return the reason why the spool cannot be written and synced now, or ""."""
+        trial = self._trial
+        if trial is None or (trial.done() and self._worker.clock.monotonic() >= self._fresh_until):
+            trial = self._trial = asyncio.create_task(self._try())
         # wait() does not cancel the test at the timeout, because a sync cannot be interrupted.
-        done, _ = await asyncio.wait({trial}, timeout=self._timeout)
-        if not done:
-            return f"the spool did not complete a synced write within {self._timeout:.0f} seconds"
-        return self._failure
+        await asyncio.wait({trial}, timeout=self._timeout)
+        if trial.done() and not trial.cancelled():
+            return trial.result()
+        return f"the spool did not complete a synced write within {self._timeout:.0f} seconds"
 
     async def close(self) -> None:
         """Cancel a test that hangs. Call this before the store is closed."""
-        await cancel_all(self._running)
+        await cancel_all(self._trial)
 
-    async def _try(self) -> None:
+    async def _try(self) -> str:
         try:
             await self._worker.store.probe()
-            self._failure = None
         except StoreError as error:
-            self._failure = str(error)
+            return str(error)
         except Exception as error:  # noqa: BLE001 - an unexpected error is a reason like any other
-            self._failure = f"the spool probe failed with an unexpected {type(error).__name__}"
+            return f"the spool probe failed with an unexpected {type(error).__name__}"
         finally:
-            self._tried = self._worker.clock.monotonic()
-            self._running = None
+            self._fresh_until = self._worker.clock.monotonic() + FRESH_FOR
+        return ""
 
 
 class StatusBoard:
