@@ -156,10 +156,7 @@ MOST_IN_VAIN = 8
 """The number of refusals of one command at one address that are retried in vain, per `ABOUT_MAIL_FOR`."""
 
 MAX_REMEMBERED = 10_000
-"""Addresses. The least recently used one is forgotten first."""
-
-MAX_REFUSALS = 32
-"""Refusals of one command that are remembered for an address."""
+"""Addresses, and refusals. The oldest is forgotten first."""
 
 MAX_TEXT = 200
 """Characters of a reply that are compared."""
@@ -194,17 +191,13 @@ class Suspect(msgspec.Struct, frozen=True):
     others: int = 0
 
 
-class _HostLimits(msgspec.Struct):
-    """The learned limits of one host."""
+class _LearnedLimit(msgspec.Struct):
+    """How many messages one host accepts on a connection."""
 
-    most: int | None = None
-    until: float = 0.0
+    most: int
+    until: float
     was_reached: bool = False
     """Whether a connection has carried `most` messages since the number was learned."""
-    about_mail: dict[TransactionPhase, BoundedDict[str, float]] = msgspec.field(default_factory=dict)
-    """The time until which a refusal is not suspect."""
-    in_vain: dict[TransactionPhase, deque[float]] = msgspec.field(default_factory=dict)
-    """The times at which the latest suspect refusals were retried in vain."""
 
 
 class SessionLimits:
@@ -212,11 +205,15 @@ class SessionLimits:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._hosts: BoundedDict[str, _HostLimits] = BoundedDict(MAX_REMEMBERED)
+        self._learned: BoundedDict[str, _LearnedLimit] = BoundedDict(MAX_REMEMBERED)
+        self._about_mail = ExpiringSet[tuple[str, TransactionPhase, str]](clock, ABOUT_MAIL_FOR)
+        """Refusals of an address, in a phase, that are not suspect."""
+        self._in_vain: BoundedDict[tuple[str, TransactionPhase], deque[float]] = BoundedDict(MAX_REMEMBERED)
+        """The times at which the latest suspect refusals were retried in vain."""
 
     def most(self, address: str) -> int | None:
         """Return how many messages a session with this address (`ip:port`) accepts, or None if unknown."""
-        host = self._hosts.get(address)
+        host = self._learned.get(address)
         if host is None or host.until <= self._clock.monotonic():
             return None
         return host.most
@@ -271,8 +268,9 @@ class SessionLimits:
             if is_same:
                 self._note(session.peer.address, suspect.phase, reply)
             if is_same or not others:
-                in_vain = self._host(session.peer.address).in_vain
-                in_vain.setdefault(suspect.phase, deque(maxlen=MOST_IN_VAIN)).append(self._clock.monotonic())
+                key = session.peer.address, suspect.phase
+                times = self._in_vain[key] = self._in_vain.get(key) or deque(maxlen=MOST_IN_VAIN)
+                times.append(self._clock.monotonic())
             return None
         if not suspect.others:  # the queue limits the connections
             self._learn(suspect)
@@ -280,38 +278,28 @@ class SessionLimits:
 
     def _learn(self, suspect: Suspect) -> None:
         address = suspect.session.peer.address
-        host, known = self._host(address), self.most(address)
-        is_lower = known is not None and suspect.messages < known
-        if not (is_lower and host.was_reached):
-            host.most = max(suspect.messages, 1)
-            host.until = self._clock.monotonic() + REMEMBER_FOR
-        host.was_reached = False
+        host, known = self._learned.get(address), self.most(address)
+        if host is not None and host.was_reached and known is not None and suspect.messages < known:
+            host.was_reached = False
+        else:
+            until = self._clock.monotonic() + REMEMBER_FOR
+            self._learned[address] = _LearnedLimit(max(suspect.messages, 1), until)
 
     def _carried(self, session: OutgoingSession, transaction: ClientTransaction) -> None:
         taken = (each for each in transaction.outcomes if each and each.verdict is Verdict.DELIVERED)
         session.delivered += sum(1 for _ in taken)
-        host = self._hosts.get(session.peer.address)
-        if host is not None and host.most is not None and session.transactions >= host.most:
+        host = self._learned.get(session.peer.address)
+        if host is not None and session.transactions >= host.most:
             host.was_reached = True
 
     def _note(self, address: str, phase: TransactionPhase, reply: Reply) -> None:
-        known = self._host(address).about_mail.setdefault(phase, BoundedDict(MAX_REFUSALS))
-        known[comparable(reply)] = self._clock.monotonic() + ABOUT_MAIL_FOR
+        self._about_mail.add((address, phase, comparable(reply)))
 
     def _is_about_mail(self, address: str, phase: TransactionPhase, reply: Reply) -> bool:
-        host = self._hosts.get(address)
-        if host is None:
-            return False
-        now = self._clock.monotonic()
-        known = host.about_mail.get(phase)
-        if known is not None and known.get(comparable(reply), 0.0) > now:
+        if (address, phase, comparable(reply)) in self._about_mail:
             return True
-        in_vain = host.in_vain.get(phase, deque())
-        return len(in_vain) >= MOST_IN_VAIN and in_vain[0] + ABOUT_MAIL_FOR > now
-
-    def _host(self, address: str) -> _HostLimits:
-        host = self._hosts[address] = self._hosts.get(address) or _HostLimits()
-        return host
+        times = self._in_vain.get((address, phase), deque())
+        return len(times) >= MOST_IN_VAIN and times[0] + ABOUT_MAIL_FOR > self._clock.monotonic()
 
 
 def comparable(reply: Reply) -> str:
