@@ -193,41 +193,17 @@ async def test_drain_gives_up_in_time(bench: Bench) -> None:
     await bench.journal.close()
 
 
-async def turns() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
-
-
-async def test_lazy_entries_of_turns_are_one_write(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "GATHERING", 0.1)
-    for _ in range(3):
-        bench.put_lazily(2)
-        await turns()
-    assert bench.store.settled == []
-    while not bench.store.settled:
-        await asyncio.sleep(0.01)
-    assert bench.written == [6]
-
-
-async def test_lazy_entries_go_at_once_with_one_that_is_not(bench: Bench) -> None:
-    bench.put_lazily(2)
-    bench.put("a")
-    await turns()
-    assert bench.written == [3]
-
-
-async def test_many_lazy_entries_wait_for_no_more(bench: Bench) -> None:
-    bench.put_lazily(journal.COMPANY)
-    await turns()
-    assert bench.written == [journal.COMPANY]
+@pytest.mark.parametrize(("urgent", "under_way", "lazy"), [(0, 0, True), (1, 0, False), (0, 1, False)])
+async def test_a_write_may_wait_if_nobody_waits_for_any_of_it_and_little_is_under_way(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, urgent: int, under_way: int, lazy: bool
+) -> None:
+    monkeypatch.setattr(journal, "HURRY", 3)
+    bench.put_lazily(2 - urgent)
+    for _ in range(urgent):
+        bench.put("a")
+    bench.journal.reserve(under_way)
     assert await bench.journal.drain(1.0)
-    assert bench.journal.keys() == set()
-
-
-async def test_draining_waits_for_no_company(bench: Bench) -> None:
-    bench.put_lazily(1)
-    assert await bench.journal.drain(1.0)
-    assert bench.written == [1]
+    assert (bench.written, bench.store.settled_lazily) == ([2], [lazy])
 
 
 async def test_what_is_written_is_told_of_in_slices_and_to_the_end(bench: Bench) -> None:

@@ -10,7 +10,7 @@ It owns a delivery from the moment its outcome is known until the outcome is dur
 
 `OutcomeLog` collects outcomes and writes them to the store in batches. A write is retried until it succeeds.
 Changes of one iteration of the event loop are written with one `settle`. Lazy changes (outcomes of delivered
-mail) first wait up to `GATHERING` for others. Promises:
+mail) may wait in the store for others. Promises:
 
 - The changes of an `AtomicWrite` are written together (an outcome and the bounce that reports it).
 - Its `then` is called once, after its changes are durable.
@@ -280,10 +280,8 @@ MAX_CHANGES = 250
 """The limit of changes in one write of several entries. Preparing the write takes some milliseconds of the
 event loop.
 """
-GATHERING = 0.01
-"""Seconds that lazy writes wait for others: one write for dozens of messages instead of one for each."""
-COMPANY = 64
-"""The number of changes that are written without waiting for more."""
+HURRY = 250
+"""Deliveries on their way from which lazy changes do not wait for others, or `room` would be used up."""
 SILENT = 1.0
 """Seconds without a response of the store after which no new mail is sent."""
 RETRY_FIRST = 0.5
@@ -314,9 +312,7 @@ class OutcomeLog:
         self._slices = slices
         self._tasks = Tasks(partial(events.error, "queue.journal"))
         self._flush_once = NextIteration(self._flush)
-        self._timer: asyncio.TimerHandle | None = None
         self._gathered: list[AtomicWrite] = []
-        self._gathered_changes = 0
         self._entries: set[AtomicWrite] = set()
         self._failed: list[AtomicWrite] = []
         self._unsettled = 0
@@ -340,37 +336,24 @@ class OutcomeLog:
         """Write an entry soon."""
         self._entries.add(entry)
         self._gathered.append(entry)
-        self._gathered_changes += len(entry.changes)
-        if not entry.lazy or self._gathered_changes >= COMPANY:
-            self._flush_once.ask()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(GATHERING, self._flush)
+        self._flush_once.ask()
 
     async def drain(self, timeout: float | None) -> bool:
         """Wait until all outcomes are durable. Return false if the timeout expires first."""
-        if self._gathered:
-            self._flush()
+        self._flush()
         return await self._tasks.wait(timeout)
 
     async def close(self) -> None:
         """Cancel the remaining work. Those deliveries will be attempted again."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         await self._tasks.cancel()
 
     def _flush(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        entries, self._gathered, self._gathered_changes = self._gathered, [], 0
-        if not entries:
-            return
+        entries, self._gathered = self._gathered, []
         if self._refusing:
             # The task that retries failed writes takes these too.
             self._failed += entries
-            return
-        self._tasks.start(self._write(entries))
+        elif entries:
+            self._tasks.start(self._write(entries))
 
     async def _write(self, entries: list[AtomicWrite]) -> None:
         for part in _parts(entries):
@@ -379,7 +362,7 @@ class OutcomeLog:
 
     async def _settle(self, entries: list[AtomicWrite], *, again: bool = False) -> bool:
         changes = [change for entry in entries for change in entry.changes]
-        lazy = not again and len(changes) < COMPANY and all(entry.lazy for entry in entries)
+        lazy = not again and self._unsettled < HURRY and all(entry.lazy for entry in entries)
         silence = asyncio.get_running_loop().call_later(SILENT, self._is_late, id(entries))
         try:
             await self._store.settle(changes, lazy=lazy)

@@ -92,11 +92,9 @@ class WriterThread(Generic[J, R]):
             return JobFailure(error)
 
 
-LAZY_DELAY = 0.035
-"""Together with the time that outcomes are gathered in the queue (`journal.GATHERING`) this stays below the
-50 ms that a crash may repeat, with a margin for the write itself (DESIGN rule 2).
-"""
-MAX_LAZY = 64
+LAZY_DELAY = 0.04
+"""This stays below the 50 ms that a crash may repeat, with a margin for the write itself (DESIGN rule 2)."""
+MAX_LAZY = 250
 """The number of lazy submissions that are written without waiting for more."""
 MAX_BATCH = 4 * 1024 * 1024
 """The largest size of a batch in bytes. Small messages must not wait until a hundred bodies are synced."""
