@@ -19,16 +19,20 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from email.parser import BytesHeaderParser
 from email.policy import compat32
+from pathlib import Path
 from typing import Annotated, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
 from aiohttp import web
+from msgspec.structs import replace
 
 from zonerelay import __version__
 from zonerelay.admin.operators import Operators, require_private
 from zonerelay.admin.problems import ApiError, not_allowed
 from zonerelay.admin.requests import VISIT, media_type, read_body
+from zonerelay.admin.submission.body import JsonBody
+from zonerelay.admin.submission.drafts import Submission, SubmissionOrigin, sending_of
 from zonerelay.capture.faults import ChaosTriggers, FaultError, InjectedFaults
 from zonerelay.capture.parts import MimePart, MimeParts, decoded, take_apart
 from zonerelay.capture.store import Capture, CaptureError, CaptureRow, SearchError, open_capture
@@ -36,7 +40,7 @@ from zonerelay.config.endpoints import parse_listen
 from zonerelay.message.compose import Base64Error, compose
 from zonerelay.model.envelope import MessageIdSource
 from zonerelay.operations.errors import NotFoundError
-from zonerelay.outbox.drafts import BadRowError, RowContent, addresses, draft_of, recipients_of
+from zonerelay.outbox.drafts import BadRowError, addresses
 from zonerelay.process.threads import CAPTURED, OPERATORS, PoolBusyError
 
 T = TypeVar("T")
@@ -97,10 +101,14 @@ class CapturedMail:
 
     async def read(
         self, message_id: str, by: str, *, mark: bool = True, query: str = "", tz: str = ""
-    ) -> tuple[CaptureRow, bytes] | None:
-        """Return a message, or None if it does not exist. Raise SearchError or CaptureError on failure."""
+    ) -> tuple[CaptureRow, bytes]:
+        """Return a message, and note that it was read unless `by` is empty. Raise NotFoundError if it does
+        not exist, SearchError or CaptureError on failure.
+        """
         found = await self.ask(lambda capture: capture.read(message_id, mark=mark, query=query, tz=tz))
-        if found is not None:
+        if found is None:
+            raise NotFoundError("message not found: it was deleted or has expired")
+        if by:
             self.note(by, f"captured message {found[0].id} read")
         return found
 
@@ -117,10 +125,7 @@ class CapturedMail:
             raise ReleaseError(
                 "captured mail cannot be released: set [capture] release_to to the address of a server"
             )
-        found = await self.ask(lambda capture: capture.read(message_id, mark=False))
-        if found is None:
-            raise ReleaseError("the message no longer exists")
-        summary, octets = found
+        summary, octets = await self.read(message_id, "", mark=False)
         try:
             recipients = [each.mailbox for text in to for each in addresses(text, "To")] or summary.recipients
         except BadRowError as error:
@@ -169,10 +174,6 @@ class _JsonAddress(msgspec.Struct, rename="pascal"):
     email: str = ""
     name: str = ""
 
-    def __str__(self) -> str:
-        name = re.sub(r'(["\\])', r"\\\1", self.name)
-        return f'"{name}" <{self.email}>' if name else self.email
-
 
 class _JsonFile(msgspec.Struct, rename="pascal"):
     """An attached file, in Mailpit's JSON."""
@@ -180,7 +181,7 @@ class _JsonFile(msgspec.Struct, rename="pascal"):
     content: str
     filename: str = ""
     content_type: str = ""
-    content_i_d: str = msgspec.field(default="", name="ContentID")
+    content_id: str = msgspec.field(default="", name="ContentID")
 
 
 class _SendRequest(msgspec.Struct, rename="pascal"):
@@ -408,10 +409,7 @@ class Mailpit:
     # --- one message ------------------------------------------------------------------------------------
 
     async def _read(self, call: _MailpitCall, *, mark: bool = False) -> tuple[CaptureRow, bytes]:
-        found = await self._mail.read(call.found["id"], call.by, mark=mark, query=call.query, tz=call.tz)
-        if found is None:
-            raise ApiError(404, "not_found", "message not found")
-        return found
+        return await self._mail.read(call.found["id"], call.by, mark=mark, query=call.query, tz=call.tz)
 
     async def _taken_apart(self, call: _MailpitCall, *, mark: bool = False) -> tuple[CaptureRow, MimeParts]:
         summary, octets = await self._read(call, mark=mark)
@@ -474,10 +472,11 @@ class Mailpit:
 
     async def _send(self, call: _MailpitCall) -> object:
         """Add the message to the captured mail. It does not pass through the relay."""
+        body = await call.body()
         try:
-            given = msgspec.json.decode(await call.body(), type=_SendRequest)
+            given = msgspec.json.decode(body, type=_SendRequest)
             sender, recipients, octets = await OPERATORS.run(self._composed, given)
-        except (BadRowError, Base64Error, msgspec.MsgspecError) as error:
+        except (ApiError, Base64Error, msgspec.MsgspecError) as error:
             return _json({"Error": str(error)}, 400)
         message_id = self._ids.next()
         self._mail.note(call.by, f"captured message {message_id} sent by API")
@@ -485,38 +484,33 @@ class Mailpit:
         return {"ID": message_id}
 
     def _composed(self, given: _SendRequest) -> tuple[str, Sequence[str], bytes]:
-        """Return sender, recipients and the composed message. Raise BadRowError or Base64Error if a value is
+        """Return sender, recipients and the composed message. Raise ApiError or Base64Error if a value is
         invalid.
         """
-        headers = {**given.headers, **({"X-Tags": ", ".join(given.tags)} if given.tags else {})}
-        if given.reply_to:
-            headers["Reply-To"] = ", ".join(map(str, given.reply_to))
-        people = recipients_of(
-            {
-                "from_address": str(given.from_),
-                "to_addresses": [str(each) for each in given.to],
-                "cc_addresses": [str(each) for each in given.cc],
-                "bcc_addresses": given.bcc,
-            }
-        )
         files = [
-            {
-                "filename": each.filename,
-                "content_type": each.content_type or "application/octet-stream",
-                "content": each.content.rpartition(",")[2],  # browsers add "data:image/png;base64,"
-                "content_id": each.content_i_d,
-            }
+            replace(
+                each,
+                content=each.content.rpartition(",")[2],  # browsers add "data:image/png;base64,"
+                content_type=each.content_type or "application/octet-stream",
+            )
             for each in given.attachments
         ]
-        content = RowContent(
-            subject=given.subject,
-            text=given.text if given.text or not given.html else None,
+        given = replace(
+            given,
+            text=given.text or (None if given.html else ""),
             html=given.html or None,
-            headers=msgspec.json.encode(headers).decode(),
-            attachments=msgspec.json.encode(files),
+            headers={**given.headers, **({"X-Tags": ", ".join(given.tags)} if given.tags else {})},
+            tags=[],
+            attachments=files,
         )
-        now = self._operators.clock.now()
-        return people.sender, people.everybody, compose(draft_of(0, now, people, content))
+        operators = self._operators
+        origin = SubmissionOrigin(
+            user="", client="", key="", settings=operators.settings(), listener=operators.rules()
+        )
+        wanted, body = msgspec.convert(given, Submission, from_attributes=True), JsonBody(MAX_BODY, Path())
+        sending = sending_of(wanted, body, origin, operators.clock.now())
+        assert sending.draft is not None
+        return sending.envelope.mail.sender, list(sending.pointers), compose(sending.draft)
 
     # --- troubles ---------------------------------------------------------------------------------------
 

@@ -53,11 +53,8 @@ class CapturedPages:
     async def delete(self, visitor: PageRequest) -> web.StreamResponse:
         """Delete one message, or all that match."""
         q, one = visitor.given("q"), visitor.given("id")
-        try:
-            ids = [one] if one else None
-            count = await self.mail.ask(lambda each: each.delete(ids=ids, query=q))
-        except SearchError as error:
-            raise PageError(400, "Invalid search", str(error)) from error
+        ids = [one] if one else None
+        count = await self.mail.ask(lambda each: each.delete(ids=ids, query=q))
         self.mail.note(visitor.caller, f"{count} captured messages deleted")
         return see_other(f"/captured?{urlencode({'q': q})}" if one and q else "/captured")
 
@@ -104,14 +101,9 @@ class CapturedPages:
     async def _read(
         self, visitor: PageRequest, *, is_noted: bool = False
     ) -> tuple[CaptureRow, MimeParts, bytes]:
-        """Read a message. `is_noted`: the previous page has already logged it. Raise PageError if it does not
-        exist.
+        """Read a message. `is_noted`: the previous page has already logged it. Raise NotFoundError if it does
+        not exist.
         """
-        message_id = visitor.request.match_info["id"]
-        if is_noted:
-            found = await self.mail.ask(lambda each: each.read(message_id, mark=False))
-        else:
-            found = await self.mail.read(message_id, visitor.caller)
-        if found is None:
-            raise PageError(404, "Not found", "The message was deleted or has expired.")
-        return found[0], await OPERATORS.run(take_apart, found[1]), found[1]
+        by = "" if is_noted else visitor.caller
+        summary, octets = await self.mail.read(visitor.request.match_info["id"], by, mark=not is_noted)
+        return summary, await OPERATORS.run(take_apart, octets), octets

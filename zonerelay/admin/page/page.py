@@ -35,7 +35,7 @@ from zonerelay.admin.page.visitor import (
 )
 from zonerelay.admin.problems import ApiError
 from zonerelay.admin.requests import VISIT, media_type, read_body
-from zonerelay.capture.store import CaptureError
+from zonerelay.capture.store import CaptureError, SearchError
 from zonerelay.config.credentials.identities import Scope
 from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.process.threads import OPERATORS
@@ -56,6 +56,12 @@ PATIENCE = 5.0
 """Seconds in which a form must arrive."""
 _UTF_8 = re.compile(r'\s*(?:charset="?utf-8"?)?\s*', re.IGNORECASE)
 """The allowed parameters of its Content-Type."""
+
+_FAILURES: dict[type[Exception], tuple[int, str]] = {
+    NotFoundError: (404, "Not found"),
+    SearchError: (400, "Invalid search"),
+    ReleaseError: (502, "Not released"),
+}
 
 
 class PageRoutes:
@@ -119,13 +125,12 @@ class PageRoutes:
                 return await view(visitor)
             except PageError as error:
                 return await _failed(visitor, error.status, error.heading, str(error))
-            except NotFoundError as error:
-                return await _failed(visitor, 404, "Not found", str(error))
-            except ReleaseError as error:
-                return await _failed(visitor, 502, "Not released", str(error))
-            except (ControlError, CaptureError) as error:
-                failed = await _failed(visitor, 503, "The relay cannot process this request", str(error))
-                failed.headers["Retry-After"] = "5"
+            except (ControlError, CaptureError, SearchError, ReleaseError) as error:
+                known = (each for kind, each in _FAILURES.items() if isinstance(error, kind))
+                status, heading = next(known, (503, "The relay cannot process this request"))
+                failed = await _failed(visitor, status, heading, str(error))
+                if status == 503:
+                    failed.headers["Retry-After"] = "5"
                 return failed
 
         return handle
