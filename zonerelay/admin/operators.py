@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import KW_ONLY, InitVar, dataclass
@@ -24,6 +23,7 @@ from zonerelay.config.endpoints import CAPTURE
 from zonerelay.config.settings import ListenerSettings, Settings
 from zonerelay.control.runner import Handler, Runner
 from zonerelay.inbound.cleanup.submit import Submit
+from zonerelay.inbound.limits.clients import Key, client_key
 from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
 from zonerelay.operations.answers import addresses_in
@@ -48,8 +48,6 @@ CHECK = 0.5
 MAX_FAILURES = 30
 WINDOW = 60.0
 MAX_CLIENTS = 4096
-_NETWORK = 64
-"""The prefix length of an IPv6 network that counts as one client."""
 
 
 class Sandbox(msgspec.Struct, frozen=True):
@@ -82,7 +80,7 @@ class Access:
     events: Events
 
     def __post_init__(self) -> None:
-        self._failures: BoundedDict[str, tuple[float, int]] = BoundedDict(MAX_CLIENTS)
+        self._failures: BoundedDict[Key, tuple[float, int]] = BoundedDict(MAX_CLIENTS)
 
     def admit(self, text: str, visit: RequestIdentity, *scopes: Scope) -> Token:
         """Return the token of a request, and record its name in the visit. Raise ApiError if the token is
@@ -101,7 +99,7 @@ class Access:
         found = self.identities.identify(text)
         if found is not None:
             return found
-        now, who = self.clock.monotonic(), _client(client)
+        now, who = self.clock.monotonic(), client_key(client)
         began, count = self._failures.get(who, (now, 0))
         if now - began >= WINDOW:
             began, count = now, 0
@@ -128,14 +126,6 @@ def require_private(visit: RequestIdentity) -> None:
     if not visit.private:
         text = "remote clients must send tokens over TLS, or through a trusted proxy"
         raise ApiError(403, "clear_text", text)
-
-
-def _client(address: str) -> str:
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return address
-    return str(ipaddress.ip_network((found, _NETWORK), strict=False)) if found.version == 6 else address
 
 
 @dataclass(eq=False, repr=False)

@@ -7,6 +7,7 @@ text without details, unless a part has its own format; the details go to `on_er
 
 import asyncio
 import ipaddress
+import itertools
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
@@ -20,7 +21,7 @@ from aiohttp.typedefs import Handler
 
 from zonerelay.admin.problems import ApiError, too_large
 from zonerelay.control.runner import OnError
-from zonerelay.operations.answers import Frame, Progress, StreamGap
+from zonerelay.operations.answers import ErrorFrame, Frame, Progress, StreamGap, problem_of
 from zonerelay.operations.errors import ControlError
 from zonerelay.routing.addresses import Networks
 
@@ -45,6 +46,8 @@ BEAT = 0.25
 """Seconds after which a quiet event stream begins, so that a refusal until then has a status of its own."""
 QUIET_BEATS = 60
 """The number of beats after which a quiet event stream sends a comment."""
+STALL = 600.0
+"""Seconds in which a client must read some of its stream. They are many for `zonerelay queue list | less`."""
 
 VISIT: "ContextVar[RequestIdentity]" = ContextVar("visit")
 """The visit of the request that the current task answers."""
@@ -133,37 +136,45 @@ async def answered(request: web.Request, handler: Handler, on_error: OnError) ->
         return plain(500, "an unexpected error occurred; see `trouble` in the relay's log")
 
 
-async def event_stream(
+async def stream(
     request: web.BaseRequest,
-    frames: AsyncGenerator[Frame, None],
-    event: Callable[[Frame], bytes],
+    batches: AsyncGenerator[list[Frame], None],
+    written: Callable[[Frame], bytes],
     admitted: AbstractAsyncContextManager[None],
-    fields: Mapping[str, str] | None = None,
+    fields: Mapping[str, str],
 ) -> web.StreamResponse:
-    """Send frames, with a Progress every `BEAT` seconds, as server-sent events until they end, the client
-    disconnects, or the block `admitted` ends. A ControlError is raised, or the last event of a stream that
-    has begun.
+    """Send frames as they come until they end, the client disconnects or reads nothing for `STALL` seconds,
+    or the block `admitted` ends. A ControlError is raised, or the last frame of a stream that has begun.
     """
-    headers = {"Content-Type": EVENT_STREAM, "X-Accel-Buffering": "no", **(fields or {})}
-    response, quiet = web.StreamResponse(headers=headers), 0
-    async with admitted, aclosing(frames):
-        with suppress(ConnectionError):
-            try:
-                async for frame in frames:
+    response = web.StreamResponse(headers={"X-Accel-Buffering": "no", **fields})
+    with suppress(ConnectionError, TimeoutError):
+        try:
+            async with admitted, aclosing(batches):
+                async for frames in batches:
                     if not response.prepared:
                         await response.prepare(request)
-                        await response.write(b": zonerelay\n\n")
-                    quiet += isinstance(frame, Progress)
-                    if not isinstance(frame, Progress):
-                        await response.write(event(frame))
-                    elif quiet % QUIET_BEATS == 0:
-                        await response.write(b": still here\n\n")
-            except ControlError as error:
-                if not response.prepared:
-                    raise
-                await response.write(event(StreamGap(why=str(error))))
-    response.force_close()
+                    if data := b"".join(map(written, frames)):
+                        async with asyncio.timeout(STALL):
+                            await response.write(data)
+        except ControlError as error:
+            if not response.prepared:
+                raise
+            await response.write(written(problem_of(error)))
     return response
+
+
+def events(event: Callable[[Frame], bytes]) -> Callable[[Frame], bytes]:
+    """Return the function that writes the frames of one stream of server-sent events. The first Progress and
+    every `QUIET_BEATS` th one after it become a comment, a failure becomes a gap.
+    """
+    beats = itertools.cycle([b": zonerelay\n\n", *[b""] * (QUIET_BEATS - 1)])
+
+    def written(frame: Frame) -> bytes:
+        if isinstance(frame, Progress):
+            return next(beats)
+        return event(StreamGap(why=frame.detail) if isinstance(frame, ErrorFrame) else frame)
+
+    return written
 
 
 async def dress(_request: web.BaseRequest, response: web.StreamResponse) -> None:

@@ -7,8 +7,9 @@ for a reader.
 import asyncio
 import contextlib
 import fnmatch
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from ipaddress import ip_address, ip_network
+from typing import TypeVar
 
 import msgspec
 
@@ -23,6 +24,8 @@ from zonerelay.telemetry.events.events import Events, Field
 from zonerelay.telemetry.events.records import MailEvent, TranscriptLine
 from zonerelay.telemetry.events.transcript import MAX_TRANSCRIPTS, ROOM, BoundedStream, RunningTranscript
 from zonerelay.telemetry.logs.redact import Redactor, SearchForms, UnsearchableError, form_of
+
+T = TypeVar("T", MailEvent, TranscriptLine)
 
 MAX_FOLLOWERS = 16
 EVENTS_ROOM = 2000
@@ -54,16 +57,15 @@ class LiveStreams:
         except UnsearchableError as error:
             raise InvalidError(str(error)) from error
         stream: BoundedStream[MailEvent] = BoundedStream(EVENTS_ROOM)
+
+        def shown(events: Sequence[MailEvent]) -> Iterable[MailEvent]:
+            record = [each for each in events if wanted(each.event, each.fields)]
+            return self._with_addresses(record) if answer.call.clear else record
+
         self._followers += 1
         self._events.follow(stream)
         try:
-            while True:
-                events, missed = await stream.take()
-                record = [each for each in events if wanted(each.event, each.fields)]
-                for each in self._with_addresses(record) if answer.call.clear else record:
-                    await answer.send(each)
-                if missed:
-                    await answer.send(StreamGap(count=missed))
+            return await _sent(stream, answer, shown)
         finally:
             self._followers -= 1
             self._events.leave(stream)
@@ -94,21 +96,28 @@ class LiveStreams:
         timer = asyncio.get_running_loop().call_later(
             request.seconds, stream.close, "its time limit is reached"
         )
-        count = 0
         try:
-            while True:
-                lines, missed = await stream.take()
-                for line in lines:
-                    await answer.send(line)
-                count += len(lines)
-                if missed:
-                    await answer.send(StreamGap(count=missed))
-                if not lines:
-                    await answer.send(StreamGap(why=stream.why))
-                    return EndFrame(count=count)
+            return await _sent(stream, answer, lambda lines: lines)
         finally:
             timer.cancel()
             self._events.transcripts.stop(transcript)
+
+
+async def _sent(
+    stream: BoundedStream[T], answer: ResponseStream, shown: Callable[[Sequence[T]], Iterable[T]]
+) -> EndFrame:
+    """Send what comes until the stream is closed."""
+    count = 0
+    while True:
+        found, missed = await stream.take()
+        for each in shown(found):
+            await answer.send(each)
+        count += len(found)
+        if missed:
+            await answer.send(StreamGap(count=missed))
+        if not found:
+            await answer.send(StreamGap(why=stream.why))
+            return EndFrame(count=count)
 
 
 def _checked(request: TranscriptRequest, stream: BoundedStream[TranscriptLine]) -> RunningTranscript:

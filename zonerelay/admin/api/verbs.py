@@ -8,18 +8,17 @@ events. Only operations that the HTTP process answers without the relay have the
 `openapi` describes the verbs; `routes` serves them.
 """
 
-import asyncio
 import re
 import tomllib
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from zonerelay.admin.operators import Operators
-from zonerelay.admin.requests import BEAT, EVENT_STREAM, event_stream
+from zonerelay.admin.requests import BEAT, EVENT_STREAM, events, stream
 from zonerelay.config import toml_text
 from zonerelay.config.credentials.identities import Scope, Token
 from zonerelay.config.problems import Report
@@ -35,8 +34,6 @@ LINES = "application/x-ndjson"
 MESSAGE = "message/rfc822"
 HEARTBEAT = 1.0
 """Seconds after which a quiet stream of lines sends a sign of life."""
-STALL = 600.0
-"""Seconds in which a client must read some of its lines. They are many for `zonerelay queue list | less`."""
 
 F = TypeVar("F")
 
@@ -176,11 +173,16 @@ def _run(operation: Operation, document: Any) -> Run:
         request = _request_of(operation, call)
         if by_itself is not None:
             return await by_itself[0](call, request)
-        if call.lines:
-            admitted = call.admitted() if operation.shape is ResponseKind.STREAM else nullcontext()
-            return await _lines(call, request, admitted)
-        if operation.shape is ResponseKind.STREAM:
-            return await _follow(call, request)
+        is_live, fields = operation.shape is ResponseKind.STREAM, {"Content-Type": EVENT_STREAM}
+        if is_live and not call.lines and call.request.method == "HEAD":
+            return web.Response(headers=fields)
+        if is_live or call.lines:
+            beat, written = BEAT, events(_event)
+            if call.lines:
+                beat, written, fields = HEARTBEAT, answers.encode, {"Content-Type": LINES}
+            batches = call.operators.asking.batches(call.asked(request), beat=beat)
+            admitted = call.admitted() if is_live else nullcontext()
+            return await stream(call.request, batches, written, admitted, fields)
         if operation.shape is ResponseKind.BODY:
             return await _body(call, request)
         try:
@@ -214,29 +216,6 @@ async def _whole(operation: Operation, document: Any, call: ApiCall, request: re
     return row
 
 
-async def _lines(
-    call: ApiCall, request: requests.Request, admitted: AbstractAsyncContextManager[None]
-) -> web.StreamResponse:
-    """Send each frame as a line when it arrives, until the block `admitted` ends. A failure after the first
-    line is sent as the last line. A client may disconnect after the last line of the answer.
-    """
-    response = web.StreamResponse(headers={"Content-Type": LINES, "X-Accel-Buffering": "no"})
-    asked = call.asked(request)
-    with suppress(ConnectionError, TimeoutError):
-        try:
-            async with admitted, aclosing(call.operators.asking.batches(asked, beat=HEARTBEAT)) as batches:
-                async for frames in batches:
-                    if not response.prepared:
-                        await response.prepare(call.request)
-                    async with asyncio.timeout(STALL):
-                        await response.write(b"".join(map(answers.encode, frames)))
-        except ControlError as error:
-            if not response.prepared:
-                raise
-            await response.write(answers.encode(answers.problem_of(error)))
-    return response
-
-
 async def _body(call: ApiCall, request: requests.Request) -> Answer:
     message_id = call.path["message_id"]
     fields = {
@@ -261,14 +240,6 @@ async def _body(call: ApiCall, request: requests.Request) -> Answer:
         if call.request.transport is not None:  # only a connection that breaks shows that the rest is missing
             call.request.transport.abort()
     return response
-
-
-async def _follow(call: ApiCall, request: requests.Request) -> Answer:
-    """Send server-sent events until the relay stops, the client disconnects, or the token becomes invalid."""
-    if call.request.method == "HEAD":
-        return web.Response(headers={"Content-Type": EVENT_STREAM})
-    frames = call.operators.asking.frames(call.asked(request), beat=BEAT)
-    return await event_stream(call.request, frames, _event, call.admitted())
 
 
 def _event(frame: answers.Frame) -> bytes:

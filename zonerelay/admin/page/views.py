@@ -13,7 +13,7 @@ from zonerelay.admin.page.command import command_of
 from zonerelay.admin.page.filter_text import FilterTextError, parse, term
 from zonerelay.admin.page.flow import flow_of, plot_of
 from zonerelay.admin.page.visitor import FIELDS, PageError, PageRequest
-from zonerelay.admin.requests import BEAT, EVENT_STREAM, event_stream
+from zonerelay.admin.requests import BEAT, EVENT_STREAM, events, stream
 from zonerelay.config import toml_text
 from zonerelay.config.problems import Report
 from zonerelay.config.units import parse_duration, when
@@ -238,12 +238,13 @@ async def tail_events(visitor: PageRequest) -> web.StreamResponse:
     session, sessions = visitor.session, visitor.sessions
     assert session is not None
     admitted = visitor.operators.one_more(session.token, lambda: session in sessions.open())
-    frames = visitor.frames(wanted, beat=BEAT)
+    found = visitor.operators.asking.batches(visitor.asked(wanted), beat=BEAT)
+    fields = {**FIELDS, "Content-Type": EVENT_STREAM}
     try:
-        return await event_stream(visitor.request, frames, _event, admitted, FIELDS)
+        return await stream(visitor.request, found, events(_event), admitted, fields)
     except ControlError as error:
         body = b"retry: 60000\n" + _event(answers.StreamGap(why=str(error)))
-        return web.Response(body=body, headers={**FIELDS, "Content-Type": EVENT_STREAM})
+        return web.Response(body=body, headers=fields)
 
 
 def _event(frame: answers.Frame) -> bytes:

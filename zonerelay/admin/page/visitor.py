@@ -179,9 +179,11 @@ class PageRequest:
         """Return all answers to a request, and its end. Raise ControlError on failure."""
         return await self.operators.asking.all(request, answer, self.caller)
 
+    def asked(self, request: Request) -> OperationCall:
+        return OperationCall(request=request, caller=self.caller, clear=self.operates)
+
     def frames(self, request: Request, *, beat: float | None = None) -> AsyncGenerator[Frame, None]:
-        call = OperationCall(request=request, caller=self.caller, clear=self.operates)
-        return self.operators.asking.frames(call, beat=beat)
+        return self.operators.asking.frames(self.asked(request), beat=beat)
 
     async def page(self, template: str, code: int = 200, /, **values: object) -> web.Response:
         """Render the page, in a thread, so that a large page does not delay mail."""
