@@ -232,20 +232,18 @@ async def test_a_loss_is_acknowledged_by_the_worker_that_has_it(tmp_path: Path) 
     assert [each.losses for each in workers] == [{"aaaa"}, set()]
 
 
-class Undoing:
-    """A worker that undoes a change, or refuses to."""
+class Changing:
+    """A worker that makes or undoes a change, or refuses to."""
 
     def __init__(self, outcome: int | ControlError) -> None:
         self.outcome = outcome
 
     async def handle(self, request: requests.Request, answer: ResponseStream) -> EndFrame:
-        assert isinstance(request, requests.Undo)
         if isinstance(self.outcome, ControlError):
             raise self.outcome
         done = self.outcome
-        result = ChangeResult(
-            action="undo", matched=done, changed=done, busy=0, act="b2", undoes=request.undoes
-        )
+        undoes = request.undoes if isinstance(request, requests.Undo) else ""
+        result = ChangeResult(action="do", matched=done, changed=done, busy=0, act="b2", undoes=undoes)
         await answer.send(result)
         return EndFrame()
 
@@ -262,21 +260,27 @@ REFUSED, UNKNOWN = ControlError("it is still running"), NotFoundError("no change
         ([UNKNOWN, REFUSED], REFUSED, ()),
         ([UNKNOWN, UNKNOWN], UNKNOWN, ()),
     ],
-    ids=["all", "one did not run then", "one refuses", "none undoes", "none has it"],
+    ids=["all", "one did not run then", "one refuses", "none can", "none has it"],
 )
-async def test_each_worker_undoes_what_it_has_changed(
-    tmp_path: Path, outcomes: list[int | ControlError], changed: int | ControlError, missing: tuple[str, ...]
+@pytest.mark.parametrize(
+    "request_", [requests.Undo(undoes="a1"), requests.Hold(filter=requests.Filter(domain="a.example"))]
+)
+async def test_a_change_is_made_and_undone_by_each_worker_that_can(
+    tmp_path: Path,
+    request_: requests.Request,
+    outcomes: list[int | ControlError],
+    changed: int | ControlError,
+    missing: tuple[str, ...],
 ) -> None:
-    undo = requests.Undo(undoes="a1")
-    async with relay_of(tmp_path, list(map(Undoing, outcomes))) as path, asyncio.timeout(20):
+    async with relay_of(tmp_path, list(map(Changing, outcomes))) as path, asyncio.timeout(20):
         if isinstance(changed, ControlError):
             with pytest.raises(type(changed), match=str(changed)):
-                await ask(path, undo, ChangeResult)
+                await ask(path, request_, ChangeResult)
             return
-        *_, result, end = [each async for each in frames(path, OperationCall(request=undo))]
+        *_, result, end = [each async for each in frames(path, OperationCall(request=request_))]
         assert isinstance(result, ChangeResult)
         assert isinstance(end, EndFrame)
-        assert (result.changed, result.undoes, end.missing) == (changed, "a1", missing)
+        assert (result.changed, end.missing) == (changed, missing)
 
 
 class Paced:

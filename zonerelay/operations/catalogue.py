@@ -120,13 +120,7 @@ OPERATIONS: tuple[Operation, ...] = (
     _change(requests.Drop),
     _read(requests.Acts, answers.ActRow, _ACTS, rows="acts"),
     _read(requests.ActShow, answers.ActRow, _ACTS, path="/v1/acts/{act}", called=""),
-    _write(
-        requests.Undo,
-        answers.ChangeResult,
-        structs.replace(CHANGED, partial=True),
-        path="/v1/acts/{undoes}/undo",
-        wrapped="changed",
-    ),
+    _write(requests.Undo, answers.ChangeResult, CHANGED, path="/v1/acts/{undoes}/undo", wrapped="changed"),
     _read(requests.Orders, answers.OrderRow, _ORDERS, rows="orders", called="suspend"),
     _write(
         requests.Suspend,

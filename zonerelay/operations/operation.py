@@ -180,8 +180,7 @@ class Merge(msgspec.Struct, frozen=True, kw_only=True):
     `order` returns the sort key of a row, and `limit` names the field of the request that limits the rows.
 
     With `of_queue`, only one worker is queried if the queue is shared, because each worker sees all of it.
-    With `in_turn`, one worker is queried after the other, `shared`: if the queue is. With `partial`, an error
-    of one worker does not fail the request if others have carried it out.
+    With `in_turn`, one worker is queried after the other, `shared`: if the queue is.
     """
 
     how: MergeRule = MergeRule.SUM
@@ -197,7 +196,6 @@ class Merge(msgspec.Struct, frozen=True, kw_only=True):
     limit: str = "limit"
     of_queue: bool = False
     in_turn: Literal["never", "shared", "always"] = "never"
-    partial: bool = False
 
 
 FIRST_FOUND = Merge(how=MergeRule.FIRST_FOUND)

@@ -108,13 +108,13 @@ class WorkerAnswers:
             self._missed[worker] = str(error)
 
     async def by_worker(
-        self, answer: type[F], workers: Iterable[int], *, in_turn: bool = False, partial: bool = False
+        self, answer: type[F], workers: Iterable[int], *, in_turn: bool = False
     ) -> dict[int, list[F]]:
         """Call the workers at the same time, or one after the other, and return their frames of one kind.
 
-        A NotFoundError, with `partial` every ControlError, is raised only if no worker has any frame.
+        An error of one worker does not fail the call, because others may have carried it out: it is in
+        `missing`. It is raised if no worker has any frame.
         """
-        ignored = ControlError if partial else NotFoundError
         refused: dict[int, ControlError] = {}
         found: dict[int, list[F]] = {}
 
@@ -122,7 +122,7 @@ class WorkerAnswers:
             try:
                 async with aclosing(self.of(worker)) as answered:
                     found[worker] = [frame async for frame in answered if isinstance(frame, answer)]
-            except ignored as error:
+            except ControlError as error:
                 refused[worker] = error
 
         if in_turn:
@@ -132,7 +132,7 @@ class WorkerAnswers:
             await asyncio.gather(*map(of, workers))
         # A worker that did not run at that time has not heard of what is asked for.
         errors = {worker: e for worker, e in refused.items() if not isinstance(e, NotFoundError)}
-        if refused and not any(found.values()) and not self._missed:
+        if refused and not any(found.values()) and (errors or not self._missed):
             raise next(iter((errors or refused).values()))
         self._missed |= {worker: str(error) for worker, error in errors.items()}
         return {worker: found[worker] for worker in sorted(found)}
@@ -310,7 +310,6 @@ class FanOut:
             operation.reply,
             self._workers(operation, asked),
             in_turn=rule.in_turn == "always" or (rule.in_turn == "shared" and self._relay.shared),
-            partial=rule.partial,
         )
         if isinstance(request, requests.Status):
             rows = [self._whole_status(asked, parts)]

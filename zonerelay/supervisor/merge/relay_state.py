@@ -116,7 +116,7 @@ class RelayState:
         asked = WorkerAnswers(self, call, sockets=self.sockets(), silence=METRICS_TIMEOUT)
         found: dict[int, list[MetricFamilies]] = {}
         with contextlib.suppress(ControlError):
-            found = await asked.by_worker(MetricFamilies, asked.workers(), partial=True)
+            found = await asked.by_worker(MetricFamilies, asked.workers())
         present = {member.index for member in self.members()}  # one may have just been forgotten
         for worker in found.keys() & present:
             for each in found[worker]:
@@ -151,7 +151,7 @@ class RelayState:
         call = OperationCall(request=PartReadiness())
         asked = WorkerAnswers(self, call, sockets=running, silence=READINESS_TIMEOUT)
         try:
-            found = await asked.by_worker(UnreadyReasons, asked.workers(), partial=True)
+            found = await asked.by_worker(UnreadyReasons, asked.workers())
         except ControlError as error:
             return (str(error),)
         reasons = (
