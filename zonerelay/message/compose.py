@@ -20,7 +20,7 @@ from typing import Protocol
 
 import msgspec
 
-from zonerelay.message.header import MAX_WORD, crlf, field, rfc5322_date
+from zonerelay.message.header import MAX_WORD, crlf, field, filled, rfc5322_date
 from zonerelay.model.envelope import Mailbox
 
 _LIKE_A_WORD = re.compile(r"=\?[^?]*\?[^?]*\?.*?\?=")
@@ -84,15 +84,12 @@ def header(name: str, text: str) -> str:
     words = re.findall(r" *[^ ]+", text)
     if name.lower().startswith("list-"):  # RFC 2369 2: blanks within angle brackets are ignored
         words = [part for word in words for part in re.findall(rf".{{1,{_LONGEST}}}", word)]
-    lines = [f"{name}:"]
-    for word in words:
-        if len(word) > _LONGEST:
-            raise FieldValueError(f"has more than {_LONGEST} characters without a space")
-        most = _LONGEST if lines == [f"{name}:"] else _FOLD
-        if len(lines[-1]) + len(word) > most:
-            lines.append("")
-        lines[-1] += word if word.startswith(" ") else f" {word}"
-    return "\r\n".join(lines) + "\r\n"
+    if any(len(word) > _LONGEST for word in words):
+        raise FieldValueError(f"has more than {_LONGEST} characters without a space")
+    first, *others = [f"{name}:", *(word if word.startswith(" ") else f" {word}" for word in words)]
+    if others and len(first) + len(others[0]) <= _LONGEST:
+        first += others.pop(0)
+    return "\r\n ".join(filled([first, *others], _FOLD)) + "\r\n"
 
 
 def phrase(text: str) -> str:
@@ -270,14 +267,8 @@ def _header(draft: Draft) -> str:
 
 
 def _addresses(name: str, addresses: Sequence[Address]) -> str:
-    lines = [f"{name}: "]
-    for at, address in enumerate(addresses):
-        text = str(address) + ("," if at + 1 < len(addresses) else "")
-        if len(lines[-1]) + len(text) > _FOLD and lines[-1].strip(" "):
-            lines.append(" " + text)
-        else:
-            lines[-1] += text if lines[-1].endswith(" ") else f" {text}"
-    return "\r\n".join(lines) + "\r\n"
+    lines = filled([f"{name}:", *(f" {address}," for address in addresses)], _FOLD)
+    return "\r\n ".join(lines).removesuffix(",") + "\r\n"
 
 
 class _MultipartBody:

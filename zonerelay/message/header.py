@@ -33,7 +33,7 @@ time is linear in the length of the field, for any content.
 
 import re
 import time
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from functools import lru_cache
 
 import msgspec
@@ -68,15 +68,17 @@ def wrap(text: str, width: int = WIDTH) -> list[str]:
     """
     if len(text) <= min(width, MAX_WORD_UTF8) and "  " not in text and text.strip(" ") == text:
         return [text]
-    lines: list[str] = []
-    line = ""
-    for word in _breakable(text):
-        if line and len(line) + 1 + len(word) > width:
-            lines.append(line)
-            line = word
-        else:
-            line = f"{line} {word}" if line else word
-    return [*lines, line]
+    return filled((f" {word}" for word in _breakable(text)), width)
+
+
+def filled(pieces: Iterable[str], width: int) -> list[str]:
+    """Return lines of whole pieces, at least one line. A line begins without the blank of its first piece."""
+    lines = [""]
+    for piece in pieces:
+        if lines[-1] and len(lines[-1]) + len(piece) > width:
+            lines.append("")
+        lines[-1] += piece if lines[-1] else piece.removeprefix(" ")
+    return lines
 
 
 def field(name: str, value: str) -> str:

@@ -33,6 +33,7 @@ from functools import lru_cache
 
 import msgspec
 
+from zonerelay.message.header import filled
 from zonerelay.model.address_list import read_addresses
 
 _INDENT = b" " * 8  # shortens long runs at once, so that few passes are left
@@ -123,7 +124,7 @@ class BodyHash(RelaxedBody):
             self._header = seen[1 - len(_EMPTY_LINE) :]
 
 
-WIDTH = 78  # RFC 5322 2.1.1
+WIDTH = 77  # with the blank in front: 78, as RFC 5322 2.1.1 recommends
 # The signature names each field, and mail with more fields of one name is invalid.
 MAX_SAME_FIELDS = 50
 
@@ -226,25 +227,14 @@ def _signed_fields(header: bytes) -> tuple[tuple[bytes, ...], bytes]:
 
 @lru_cache(maxsize=256)
 def _names_tag(names: tuple[bytes, ...]) -> bytes:
-    pieces = [name + b":" for name in names[:-1]] + [names[-1] + b";"]
-    return _folded(b" h=", pieces).removeprefix(b" ")
+    pieces = [f"{name.decode('ascii')}:" for name in names]
+    return "\r\n ".join(filled(["h=", *pieces], WIDTH)).encode("ascii")[:-1] + b";"
 
 
 @lru_cache(maxsize=1024)
 def _first_tags(algorithm: str, domain: str, selector: str) -> bytes:
-    tags = ["v=1;", f" a={algorithm};", " c=relaxed/relaxed;", f" d={domain};", f" s={selector};"]
-    return _folded(b"DKIM-Signature: ", [tag.encode("ascii") for tag in tags])
-
-
-def _folded(begin: bytes, pieces: Sequence[bytes]) -> bytes:
-    """Fold the pieces into lines without splitting them."""
-    lines = [begin]
-    for piece in pieces:
-        if len(lines[-1]) + len(piece) <= WIDTH:
-            lines[-1] += piece
-        else:
-            lines.append(b" " + piece.removeprefix(b" "))
-    return b"\r\n".join(lines)
+    tags = (f" a={algorithm};", " c=relaxed/relaxed;", f" d={domain};", f" s={selector};")
+    return "\r\n ".join(filled(["DKIM-Signature: v=1;", *tags], WIDTH)).encode("ascii")
 
 
 # Finds the author's domain in From, as signing needs it. No I/O.
