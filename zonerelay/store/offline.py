@@ -1,20 +1,18 @@
 """Carries out operators' commands on a store without a relay, and without joining a shared queue as a node.
 
 A check and a view change nothing and work while relays are running. A repair requires stopped relays.
-Functions that are not `async` block.
+Functions that are not `async` block, and so do the check and the repair of a LevelDB spool.
 """
 
 import asyncio
 import contextlib
 import os
 import tempfile
-import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from zonerelay import durable
 from zonerelay.config.settings import Backend, Settings, SpoolSettings
@@ -32,9 +30,8 @@ from zonerelay.store.objects.disk import LOCK, Directories, disk_engine, foreign
 from zonerelay.store.objects.engine import ObjectEngine, epoch_of
 from zonerelay.store.open import seen_directory, shared_engine
 from zonerelay.store.queue.reads import PartitionsView, QueueReads
-from zonerelay.store.spool_paths import disk_directories, is_shared, spool_of, spools_beyond
+from zonerelay.store.spool_paths import disk_directories, spool_of, spools_of
 
-T = TypeVar("T")
 _LOOKS = 10
 _WRITER = "spool repair"
 """The writer name of every repair. So a repair does not wait for the lease of an earlier one that was
@@ -52,7 +49,7 @@ def acknowledge_loss(spool: SpoolSettings, loss: str) -> bool:
 
     Raises StoreError if a relay has the spool open or the dismissal cannot be stored, and OSError.
     """
-    for worker in (0, *(() if is_shared(spool) else spools_beyond(spool, 1))):
+    for worker in spools_of(spool):
         path = spool_of(spool, worker).path
         if not path.is_dir():
             continue
@@ -140,7 +137,7 @@ async def check_spool(
     """
     spool = spool_of(settings.spool, worker)
     if spool.backend is Backend.LEVELDB:
-        return await _in_thread(lambda show: check_leveldb(spool.path, place, findings, show), tell)
+        return check_leveldb(spool.path, place, findings, _stoppable(tell))
     async with opened_engine(
         replace(settings, spool=spool),
         environment,
@@ -209,9 +206,7 @@ async def repair_spool(
     spool, is_disk = spool_of(settings.spool, worker), settings.spool.backend is Backend.DISK
     if spool.backend is Backend.LEVELDB:
         home = settings.spool.path.parent
-        return await _in_thread(
-            lambda report: repair_leveldb(spool.path, home, salvage, report, carry_out=carry_out), tell
-        )
+        return repair_leveldb(spool.path, home, salvage, _stoppable(tell), carry_out=carry_out)
     if is_disk and not _was_started(spool):
         return check.RepairResult()
     kept = spool.path.with_name(f"{spool.path.name}.before-repair-{time.strftime('%Y%m%dT%H%M%S')}.jsonl")
@@ -351,29 +346,18 @@ async def view_engine(engine: Engine) -> AsyncIterator[PartitionsView]:
             await each.close()
 
 
-# --- threads
+# --- work that blocks
 
 
-async def _in_thread(work: Callable[[check.Tell], T], tell: check.Tell) -> T:
-    """Run `work` in a thread. A cancellation ends the work at its next progress report and waits for that, so
-    the work leaves nothing half done.
+def _stoppable(tell: check.Tell) -> check.Tell:
+    """Return the progress report of work that blocks the loop. If the command is cancelled, the work ends at
+    its next report, so it leaves nothing half done.
     """
-    given_up = threading.Event()
+    task = asyncio.current_task()
 
     def report(done: int, total: int) -> None:
-        if given_up.is_set():
-            raise _CancelledError
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError
         tell(done, total)
 
-    working = asyncio.ensure_future(STORE.run(work, report))
-    try:
-        return await asyncio.shield(working)
-    except asyncio.CancelledError:
-        given_up.set()
-        with contextlib.suppress(_CancelledError):
-            await working
-        raise
-
-
-class _CancelledError(Exception):
-    """The operation was cancelled by its caller."""
+    return report

@@ -80,6 +80,11 @@ def spools_beyond(spool: SpoolSettings, workers: int) -> list[int]:
     return sorted(found | _shelves_beyond(spool, workers))
 
 
+def spools_of(spool: SpoolSettings) -> list[int]:
+    """Return the workers that have or may have a spool. The first one also stands for a shared queue."""
+    return [0] if is_shared(spool) else [0, *spools_beyond(spool, 1)]
+
+
 def _shelves_beyond(spool: SpoolSettings, workers: int) -> set[int]:
     """Return the workers from `workers` on that have a shelf. A shelf is a file, or several with suffixes, as
     the platform's database module creates them.

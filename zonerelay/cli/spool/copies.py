@@ -103,15 +103,19 @@ async def _export(
         return structs.replace(delivery, held=True, act=order.id)
 
     async with all_opened(settings, spools(settings.spool)) as stores:
-        check_room(sum([(await files.survey(each, wanted, now)).octets for each in stores]), place, 0)
-        for store in stores:
-            await write_mail("Exporting", store, wanted, now=now, target=target, done=done, change=held)
+        selected = [await files.survey(each, wanted, now) for each in stores]
+        check_room(sum(each.octets for each in selected), place, 0)
+        for store, meant in zip(stores, selected, strict=True):
+            await _write_mail(
+                "Exporting", store, meant, wanted, now=now, target=target, done=done, change=held
+            )
     return done
 
 
-async def write_mail(
+async def _write_mail(
     title: str,
     store: QueueView,
+    meant: files.ExportSelection,
     wanted: QueueFilter,
     *,
     now: float,
@@ -122,7 +126,6 @@ async def write_mail(
     """Write the matching mail of one store, and report the progress and each message that cannot be
     written.
     """
-    meant = await files.survey(store, wanted, now)
     with output.progress(title) as reach:
 
         def saw(deliveries: int, skipped: UnusableMessage | None) -> None:
@@ -303,14 +306,16 @@ async def _backup(settings: Settings, draft: Path) -> BackupDescription:
             )
             for worker in spools(settings.spool)
         ]
-        now, octets = time.time(), home_files.octets_of(settings)
-        octets += sum([(await files.survey(each, ALL, now)).octets for each in views])
-        check_room(octets, draft.parent, 0)
+        # Keys first: the message of a key that arrives later would not be in the backup.
         for number, store in enumerate(views):
-            # Keys first: the message of a key that arrives later would not be in the backup.
             await _export_keys(store, draft / f"{number:02d}{_KEYS}")
+        now = time.time()
+        selected = [await files.survey(each, ALL, now) for each in views]
+        octets = home_files.octets_of(settings) + sum(each.octets for each in selected)
+        check_room(octets, draft.parent, 0)
+        for number, (store, meant) in enumerate(zip(views, selected, strict=True)):
             with files.writing(draft / f"{number:02d}.tar") as target:
-                await write_mail("backup", store, ALL, now=now, target=target, done=description)
+                await _write_mail("backup", store, meant, ALL, now=now, target=target, done=description)
     carried = home_files.save(settings, draft / _HOME)
     carried.tell()
     if carried.lost:

@@ -40,7 +40,7 @@ from zonerelay.cli.spool.copies import check_rooms
 from zonerelay.cli.spool.stopped import RelayRunningError, all_opened, alongside, spools, stopped, translated
 from zonerelay.cli.terminal import output, text
 from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError, refused
-from zonerelay.config.settings import AUTO, MAX_WORKERS, Backend, Settings
+from zonerelay.config.settings import MAX_WORKERS, Backend, Settings
 from zonerelay.control.socket import control_socket_path
 from zonerelay.model.envelope import LENGTH, MessageId
 from zonerelay.operations.answers import OrderRow, RelayStatus
@@ -51,7 +51,7 @@ from zonerelay.queue.orders.orders import OrdersFile
 from zonerelay.store.contract import Store
 from zonerelay.store.offline import living
 from zonerelay.store.open import place_of_queue
-from zonerelay.store.spool_paths import KEYS, directories_of, is_shared, name_of
+from zonerelay.store.spool_paths import KEYS, count_of, directories_of, is_shared, name_of
 from zonerelay.transfer.files import ExportSelection, UnusableMessage, survey
 from zonerelay.transfer.migration import Migration, MigrationJournal, MigrationResult
 
@@ -141,9 +141,7 @@ def _enter_target(
 
 def _workers(target: Settings) -> int:
     """Return the number of workers with a spool."""
-    if is_shared(target.spool):
-        return 1
-    return len(os.sched_getaffinity(0)) if target.workers == AUTO else target.workers
+    return 1 if is_shared(target.spool) else count_of(target)
 
 
 def _free_spool(target: Settings) -> int:

@@ -47,7 +47,7 @@ from zonerelay.store import check as checks
 from zonerelay.store.contract import StoreError
 from zonerelay.store.offline import acknowledge_loss, check_spool, forget_queue, repair_spool
 from zonerelay.store.open import place_of_queue
-from zonerelay.store.spool_paths import directories_of, is_shared, remove_spool, spool_of, spools_beyond
+from zonerelay.store.spool_paths import directories_of, remove_spool, spool_of, spools_of
 from zonerelay.transfer import files
 from zonerelay.worker.worker import IN_BIN, until_empty
 
@@ -89,7 +89,7 @@ def check(arguments: Namespace) -> int:
     settings = load_settings(arguments.config)
     started = time.monotonic()
     with refused(OSError, status=USAGE):
-        workers = [0, *(() if is_shared(settings.spool) else spools_beyond(settings.spool, 1))]
+        workers = spools_of(settings.spool)
     findings = checks.Findings()
     with output.without_log():
         parts = [_check_one(settings, worker, arguments.tmp, findings) for worker in workers]

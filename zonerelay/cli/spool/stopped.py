@@ -28,7 +28,7 @@ from zonerelay.queue.orders.orders import OrdersError
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreError
 from zonerelay.store.open import open_store
-from zonerelay.store.spool_paths import is_shared, spools_beyond
+from zonerelay.store.spool_paths import directories_of, spools_of
 from zonerelay.supervisor import lock
 from zonerelay.transfer.files import TransferError
 
@@ -125,14 +125,12 @@ def _refuse_running(settings: Settings) -> None:
     )
 
 
-def spools(spool: SpoolSettings) -> tuple[int, ...]:
+def spools(spool: SpoolSettings) -> list[int]:
     """Return the numbers of the workers that have a spool. Raise CliError if there is none."""
-    if is_shared(spool):
-        return (0,)
     with refused(OSError, before=f"{spool.path}: ", status=USAGE):
-        if spool.backend is not Backend.MEMORY and not spool.path.is_dir():
+        if directories_of(spool) and not spool.path.is_dir():
             raise CliError(f"there is no spool in {spool.path}")
-        return (0, *spools_beyond(spool, 1))
+        return spools_of(spool)
 
 
 @contextlib.asynccontextmanager

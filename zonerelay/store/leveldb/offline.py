@@ -155,7 +155,8 @@ def _collect(spool: Path, old: Path, tell: check.Tell) -> tuple[list[str], list[
     """
     lost: list[str] = []
     noted: list[str] = []
-    needed = _needed(spool, lost, noted)
+    mark = _mark_of(spool)
+    needed = _needed(spool, mark, lost, noted)
     highest = needed.highest
     for path in needed.tables:
         tell(0, 0)
@@ -172,7 +173,6 @@ def _collect(spool: Path, old: Path, tell: check.Tell) -> tuple[list[str], list[
             end = blocks[-1].end if blocks else 0
             read = f"records were read from the first {end:,} of {len(raw):,} bytes"
             lost.append(f"{path.name} has no index that can be read: {read}{named_in(raw[end:])}")
-    mark = _mark_of(spool)
     logs = [(path, _read(path, lost)[0]) for path in needed.logs]
     for log in files.found_logs(logs, mark, needed.last_sequence, verify=True):
         tell(0, 0)
@@ -182,25 +182,16 @@ def _collect(spool: Path, old: Path, tell: check.Tell) -> tuple[list[str], list[
             if gap.end >= len(log.raw):
                 where = f"{log.path.name} is damaged or missing from byte {gap.start:,}"
             lost.append(where + named_in(log.raw[gap.start : gap.end]))
-    present = {int(path.stem) for path in needed.logs}
-    wanted = {needed.log} if needed.log else set[int]()
-    if mark is not None and mark.size and mark.log >= needed.log:
-        wanted.add(mark.log)
-    lost += [
-        (f"{number:06d}.log, which contained the newest mail, is missing")
-        for number in sorted(wanted - present)
-    ]
     return lost, noted
 
 
 def _name_blocks(spool: Path, tables: list[int]) -> Iterator[str]:
     """Describe damaged blocks, because LevelDB skips them without a report."""
     for number in tables:
-        for path in (spool / f"{number:06d}.ldb", spool / f"{number:06d}.sst"):
-            if path.exists():
-                raw = _read(path, [])[0]
-                for start, end in file_format.damaged_blocks(raw):
-                    yield f"bytes {start:,} to {end:,} of {path.name} are damaged{named_in(raw[start:end])}"
+        path = spool / f"{number:06d}.ldb"
+        raw = _read(path, [])[0] if path.exists() else b""
+        for start, end in file_format.damaged_blocks(raw):
+            yield f"bytes {start:,} to {end:,} of {path.name} are damaged{named_in(raw[start:end])}"
 
 
 def _read(path: Path, lost: list[str]) -> tuple[bytes, bool]:
@@ -229,39 +220,39 @@ def _mark_of(spool: Path) -> files.SyncMark | None:
 
 
 class _DatabaseFiles(NamedTuple):
-    """The tables and logs of a database, and its highest file number. `log` is the number of the first
-    required log, or 0 if it is unknown.
-    """
+    """The tables and logs of a database, and its highest file and sequence numbers."""
 
     tables: list[Path]
     logs: list[Path]
     highest: int
-    log: int = 0
-    last_sequence: int = 0
+    last_sequence: int
 
 
-def _needed(spool: Path, lost: list[str], noted: list[str]) -> _DatabaseFiles:
+def _needed(spool: Path, mark: files.SyncMark | None, lost: list[str], noted: list[str]) -> _DatabaseFiles:
     """Return the tables and logs that the manifest names. Other files were replaced, and would bring back
     delivered mail. Every file is used if there is no manifest or if it names a missing file, because its end,
     with the names of newer files, may be missing.
     """
-    numbered = {path.name: path for path in _database_files(spool) if path.stem.isdigit()}
-    tables = sorted(path for name, path in numbered.items() if name.endswith((".ldb", ".sst")))
-    logs = sorted(path for name, path in numbered.items() if name.endswith(".log"))
-    highest = max((int(path.stem) for path in numbered.values()), default=0)
+    numbered = {path: int(path.stem) for path in _database_files(spool) if path.stem.isdigit()}
+    tables = [path for path in numbered if path.suffix == ".ldb"]
+    logs = [path for path in numbered if path.suffix == ".log"]
     try:
         manifest = _manifest(spool, noted)
     except (OSError, ValueError) as error:
         noted.append(f"which tables belong to the database is not known, all are taken: {error}")
-        return _DatabaseFiles(tables, logs, highest, last_sequence=_FAR)
+        manifest = file_format.Manifest(last_sequence=_FAR)
     belong = {table.number for table in manifest.tables.values()}
-    missing = belong - {int(path.stem) for path in tables}
+    missing = belong.difference(map(numbered.__getitem__, tables))
     lost += [f"{number:06d}.ldb is missing" for number in sorted(missing)]
-    first = manifest.previous_log or manifest.log
-    if not missing and manifest.log in {int(path.stem) for path in logs}:
-        tables = [path for path in tables if int(path.stem) in belong]
-        logs = [path for path in logs if int(path.stem) >= first]
-    return _DatabaseFiles(tables, logs, highest, manifest.log, manifest.last_sequence)
+    present = [numbered[path] for path in logs]
+    lost += [
+        f"{number:06d}.log, which contained the newest mail, is missing"
+        for number in files.missing_logs(present, manifest, mark)
+    ]
+    if not missing and manifest.log in present:
+        tables = [path for path in tables if numbered[path] in belong]
+        logs = [path for path in logs if numbered[path] >= manifest.log]
+    return _DatabaseFiles(tables, logs, max(numbered.values(), default=0), manifest.last_sequence)
 
 
 def _manifest(spool: Path, noted: list[str]) -> file_format.Manifest:
@@ -389,7 +380,7 @@ def _check_snapshot(
     octets = sum(path.stat().st_size for path in copy.iterdir())
     if not any(copy.iterdir()):
         return check.SpoolContents(0, 0, 0)  # no relay has been started here yet
-    tables = sorted(path for path in copy.iterdir() if path.suffix in (".ldb", ".sst"))
+    tables = sorted(path for path in copy.iterdir() if path.suffix == ".ldb")
     db = LevelDb(copy, write_buffer=READ_BUFFER)
     met: list[str] = []
     db.on_damage = met.append
@@ -493,8 +484,7 @@ def _named_tables(into: Path, names: set[str]) -> list[str]:
         tables = file_format.read_manifest(current.read_bytes()).tables.values()
     except (OSError, ValueError):  # the error is reported when the snapshot is opened
         return []
-    either = (f"{table.number:06d}.{ending}" for table in tables for ending in ("ldb", "sst"))
-    return [name for name in either if name in names]
+    return [name for table in tables if (name := f"{table.number:06d}.ldb") in names]
 
 
 def _link(spool: Path, into: Path, names: list[str]) -> None:

@@ -13,7 +13,6 @@ import errno
 import itertools
 import logging
 import os
-import re
 import shutil
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
@@ -42,9 +41,8 @@ T = TypeVar("T")
 SAMPLED_ROWS = 20_000
 """The number of rows that one page of a sample steps over."""
 
-_OWN_FILE = re.compile(
-    rf"CURRENT|LOCK|LOG(\.old)?|MANIFEST-\d+|\d+\.(log|ldb|sst|dbtmp)|{FILE_NAME}|{files.MARK_NAME}(\.(\d+\.)?part)?|{DIRECTORY}"
-)
+_OTHER_FILES = frozenset({"LOCK", "LOG", "LOG.old", FILE_NAME, DIRECTORY})
+"""Files of a spool that contain no mail."""
 _TRIAL = "trial"
 
 _log = logging.getLogger("zonerelay.store")
@@ -275,7 +273,8 @@ class LevelDb(engine.Database):
     def foreign_files(self) -> list[str]:
         """Return the names of files in the directory that do not belong to a database. Raises StoreError."""
         with self._translated():
-            return sorted(each.name for each in self.path.iterdir() if not _OWN_FILE.fullmatch(each.name))
+            names = {each.name for each in self.path.iterdir()} - _OTHER_FILES
+        return sorted(itertools.filterfalse(files.is_database_file, names))
 
 
 def judge_format(path: Path, found: bytes | None, *, is_empty: bool) -> None:

@@ -22,16 +22,8 @@ from typing import NamedTuple, Protocol, Self, Unpack
 
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import Envelope, Message, MessageId
-from zonerelay.store.contract import (
-    CHUNK_SIZE,
-    BodyFacts,
-    Companions,
-    IdempotencyKey,
-    OtherContentError,
-    OwnMessage,
-    StoredBeforeError,
-    StoreError,
-)
+from zonerelay.store import contract
+from zonerelay.store.contract import CHUNK_SIZE, BodyFacts, IdempotencyKey, OwnMessage, StoreError
 
 CAPACITY = 24 * 1024 * 1024
 LARGEST = 4 * 1024 * 1024
@@ -231,7 +223,7 @@ class BodyWriter:
         self,
         deliveries: Sequence[Delivery],
         *,
-        companions: Companions | None = None,
+        companions: contract.Companions | None = None,
         once: IdempotencyKey | None = None,
         **facts: Unpack[BodyFacts],
     ) -> Message:
@@ -254,7 +246,7 @@ class BodyWriter:
         self._finish()
         try:
             await stored
-        except (StoredBeforeError, OtherContentError):
+        except (contract.StoredBeforeError, contract.OtherContentError):
             if self._submitted:
                 self._spool.remove_chunks(message.id, self._submitted)
             raise

@@ -16,21 +16,9 @@ from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Seq
 
 from zonerelay.model.delivery import Delivery, DeliveryKey, QueueName
 from zonerelay.model.envelope import Envelope, Message, MessageId
-from zonerelay.store import records
+from zonerelay.store import contract, records
 from zonerelay.store.context import StoreContext
-from zonerelay.store.contract import (
-    CHUNK_SIZE,
-    Change,
-    ChangeOne,
-    Finish,
-    KeptKeys,
-    OwnMessage,
-    QueueCounts,
-    StoredKey,
-    Unhealthy,
-    Wanted,
-    everybody,
-)
+from zonerelay.store.contract import Change, ChangeOne, Finish, OwnMessage, Wanted, everybody
 from zonerelay.store.keys.port import Op
 from zonerelay.store.queue.body import BodyCache, BodyWriter, NewMessage, check_own_message, split
 from zonerelay.store.queue.claims import ClaimCursors, QueueCursors
@@ -89,7 +77,7 @@ class PartitionStore:
 
     # --- health
 
-    def unhealthy(self) -> Unhealthy | None:
+    def unhealthy(self) -> contract.Unhealthy | None:
         return self._health.reason
 
     def problems(self) -> Sequence[str]:
@@ -105,7 +93,7 @@ class PartitionStore:
     ) -> asyncio.Future[None]:
         ops = _put_chunks(message_id, first, chunks)
         self._bodies.extend(message_id, first, chunks)
-        return self._write(ops, size=len(chunks) * CHUNK_SIZE)
+        return self._write(ops, size=len(chunks) * contract.CHUNK_SIZE)
 
     def submit_message(self, given: NewMessage) -> asyncio.Future[None]:
         message, deliveries, chunks, companions, once = given
@@ -150,7 +138,7 @@ class PartitionStore:
     def last_message_id(self) -> MessageId | None:
         return self._last_id
 
-    async def keep_keys(self, keys: KeptKeys) -> None:
+    async def keep_keys(self, keys: contract.KeptKeys) -> None:
         ops: list[Op] = []
         for identity, kept in keys:
             ops += _once_ops(identity, kept)
@@ -407,7 +395,7 @@ class PartitionStore:
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
         return await self._read(lambda reads: reads.messages(ids))
 
-    def counts(self) -> dict[QueueName, QueueCounts]:
+    def counts(self) -> dict[QueueName, contract.QueueCounts]:
         return self._keeper.counts.current()
 
     def waiting(self, queue: QueueName) -> int:
@@ -426,7 +414,7 @@ def _put_chunks(message_id: MessageId, first: int, chunks: Sequence[bytes]) -> l
     return [(records.chunk_key(message_id, number), chunk) for number, chunk in enumerate(chunks, first)]
 
 
-def _once_ops(identity: str, kept: StoredKey) -> list[Op]:
+def _once_ops(identity: str, kept: contract.StoredKey) -> list[Op]:
     return [
         (records.once_key(identity), records.encoded("an idempotency key", kept)),
         (records.once_until_key(identity, kept.until), b""),

@@ -35,9 +35,9 @@ READY_NAME = "ready"
 _MARK = re.compile(rb"zonerelay (\S+) (\d{10}) (\d{15}) ([0-9a-f]{8})\n")
 _CURRENT = re.compile(rb"MANIFEST-\d+\n")
 _LOG, _TABLE, _MANIFEST = (
-    re.compile(pattern) for pattern in (r"(\d+)\.log", r"(\d+)\.(?:ldb|sst)", r"MANIFEST-(\d+)")
+    re.compile(pattern) for pattern in (r"(\d+)\.log", r"(\d+)\.ldb", r"MANIFEST-(\d+)")
 )
-_NEW_NAME = re.compile(r"\d+\.(?:log|ldb|sst|dbtmp)|MANIFEST-\d+")
+_NEW_NAME = re.compile(r"\d+\.(?:log|ldb|dbtmp)|MANIFEST-\d+")
 _DATABASE = re.compile(rf"CURRENT|{MARK_NAME}|{_NEW_NAME.pattern}")
 MAX_MANIFEST = 64 * 1024 * 1024
 """The largest manifest, in bytes, that is checked here. A larger one would take a minute, so only LevelDB
@@ -257,8 +257,6 @@ def _read_manifest(directory: Path, name: str) -> parser.Manifest:
 def _table(directory: Path, names: set[str], table: parser.TableFile) -> str:
     """Return the name of a table. Tables are never modified, so the size shows whether the end is missing."""
     name = f"{table.number:06d}.ldb"
-    if name not in names and f"{table.number:06d}.sst" in names:
-        name = f"{table.number:06d}.sst"
     if name not in names:
         raise DamagedSpoolError(directory, f"{name} is missing", _PUT_BACK)
     size = (directory / name).stat().st_size
@@ -270,14 +268,18 @@ def _table(directory: Path, names: set[str], table: parser.TableFile) -> str:
 def _logs(directory: Path, names: set[str], manifest: parser.Manifest, mark: SyncMark | None) -> list[Path]:
     """Return the logs that LevelDB will read, in its order."""
     present = _numbers(_LOG, names)
-    needed = {number for number in (manifest.log, manifest.previous_log) if number}
-    if mark is not None and mark.log >= manifest.log and mark.size:
-        needed.add(mark.log)
-    for number in sorted(needed - present.keys()):
+    for number in missing_logs(present, manifest, mark):
         path = directory / f"{number:06d}.log"
         raise DamagedSpoolError(directory, f"{path}, which contains the newest mail, is missing", _PUT_BACK)
-    read = {number for number in present if number >= manifest.log or number == manifest.previous_log}
-    return [directory / present[number] for number in sorted(read)]
+    return [directory / present[number] for number in sorted(present) if number >= manifest.log]
+
+
+def missing_logs(present: Iterable[int], manifest: parser.Manifest, mark: SyncMark | None) -> list[int]:
+    """Return the numbers of the logs that the manifest or the mark requires and that are not present."""
+    needed = {manifest.log} if manifest.log else set[int]()
+    if mark is not None and mark.log >= manifest.log and mark.size:
+        needed.add(mark.log)
+    return sorted(needed.difference(present))
 
 
 def found_logs(

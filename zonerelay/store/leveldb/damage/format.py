@@ -256,7 +256,6 @@ class Manifest(msgspec.Struct):
 
     tables: dict[tuple[int, int], TableFile] = msgspec.field(default_factory=dict)  # by level and number
     log: int = 0
-    previous_log: int = 0
     last_sequence: int = 0
 
 
@@ -288,7 +287,7 @@ def _apply(manifest: Manifest, reader: "Decoder") -> int:
             reader.text()
         case 2:
             manifest.log = reader.number()
-        case 3:
+        case 3 | 9:
             reader.number()
         case 4:
             manifest.last_sequence = reader.number()
@@ -302,8 +301,6 @@ def _apply(manifest: Manifest, reader: "Decoder") -> int:
             reader.text()
             reader.text()
             manifest.tables[level, table.number] = table
-        case 9:
-            manifest.previous_log = reader.number()
         case _:
             raise FormatError(f"it contains the unknown field {field_number}")
     return field_number
