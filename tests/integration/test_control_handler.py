@@ -16,7 +16,7 @@ from tests.support.queueing import DEFERRED, TEXT, Relay, ScriptedRouter
 from zonerelay.config.settings import DnsSettings, RouteSettings, ZoneSettings
 from zonerelay.config.user_limits import UserLimits
 from zonerelay.control.client import ControlClient
-from zonerelay.control.explain import ActiveSuspension, Explainer
+from zonerelay.control.explain import Explainer
 from zonerelay.control.handler import Bodies, ControlHandler
 from zonerelay.control.orders import OrderAnswers
 from zonerelay.control.streams import LiveStreams
@@ -124,7 +124,7 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
             keys=lambda: None,
             rails=no_limits,
             credential=lambda zone, sender: "",
-            suspended=lambda key: ActiveSuspension(99.0, "421 busy") if "mx.busy" in key else None,
+            suspended=lambda key: (99.0, "421 busy") if "mx.busy" in key else (None, ""),
         ),
         orders=OrderAnswers(
             Orders(

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Literal
@@ -115,43 +116,30 @@ def decoded(data: bytes | bytearray, of: Any, what: str) -> Any:
     """
     try:
         found = msgspec.json.decode(data, type=of)
-        _MEMBERS.decode(data.decode("utf-8"))
+        if pointer := _twice_in(_MEMBERS.decode(data.decode())):
+            raise wrong(pointer, f"the member {pointer.rpartition('/')[2]} appears twice")
     except msgspec.ValidationError as error:
         raise invalid(error, what, msgspec.json.decode(data), of) from error
-    except _DuplicateMemberError as error:
-        raise wrong(_twice_in(json.loads(data, object_pairs_hook=list, parse_int=len)), str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise malformed(error) from error
     return found
 
 
-class _DuplicateMemberError(Exception):
-    """An object has a member twice. The text names it."""
+_MEMBERS = json.JSONDecoder(object_pairs_hook=list, parse_int=len, parse_float=len)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> None:
-    if len(dict(pairs)) < len(pairs):
-        names = [name for name, _ in pairs]
-        name = next(name for at, name in enumerate(names) if name in names[:at])
-        raise _DuplicateMemberError(f"the member {name} appears twice")
-
-
-_MEMBERS = json.JSONDecoder(object_pairs_hook=_unique, parse_int=len, parse_float=len)
-"""Finds members that occur twice. Its values are not used."""
-
-
-def _twice_in(value: Any, *above: str) -> str:
-    """Return the pointer to the first member that occurs twice, or "" if there is none."""
-    if not isinstance(value, list):
+def _twice_in(value: list[Any], *above: str) -> str:
+    """Return the pointer to a member that occurs twice, or "" if there is none. An object is a list of
+    pairs.
+    """
+    if not value:
         return ""
-    is_object = bool(value) and isinstance(value[0], tuple)
-    seen: set[str] = set()
-    for at, each in enumerate(value):
-        name, inner = each if is_object else (str(at), each)
-        if is_object and name in seen:
-            return pointer_to(*above, name)
-        seen.add(name)
-        if found := _twice_in(inner, *above, name):
+    is_object = isinstance(value[0], tuple)
+    if is_object and len(dict(value)) < len(value):
+        [(name, _)] = Counter(name for name, _ in value).most_common(1)
+        return pointer_to(*above, name)
+    for name, each in value if is_object else enumerate(value):
+        if isinstance(each, list) and (found := _twice_in(each, *above, str(name))):
             return found
     return ""
 

@@ -21,7 +21,7 @@ from aiohttp.typedefs import Handler
 
 from zonerelay.admin.problems import ApiError, too_large
 from zonerelay.control.runner import OnError
-from zonerelay.operations.answers import ErrorFrame, Frame, Progress, StreamGap, problem_of
+from zonerelay.operations.answers import EndFrame, ErrorFrame, Frame, Progress, StreamGap, problem_of
 from zonerelay.operations.errors import ControlError
 from zonerelay.routing.addresses import Networks
 
@@ -147,6 +147,7 @@ async def stream(
     or the block `admitted` ends. A ControlError is raised, or the last frame of a stream that has begun.
     """
     response = web.StreamResponse(headers={"X-Accel-Buffering": "no", **fields})
+    frames: list[Frame] = []
     with suppress(ConnectionError, TimeoutError):
         try:
             async with admitted, aclosing(batches):
@@ -160,6 +161,8 @@ async def stream(
             if not response.prepared:
                 raise
             await response.write(written(problem_of(error)))
+    if not (frames and isinstance(frames[-1], EndFrame)):
+        response.force_close()  # the client sees at once that no more comes
     return response
 
 

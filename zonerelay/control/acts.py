@@ -191,17 +191,6 @@ def _result(act: Act, counts: ChangeCounts, note: str = "") -> ChangeResult:
 
 
 def _row(act: Act) -> ActRow:
-    return ActRow(
-        act=act.id,
-        at=act.at,
-        action=act.verb,
-        who=act.who,
-        what=act.what,
-        reason=act.reason,
-        changed=act.changed,
-        until=act.at + KEPT,
-        finished=act.finished,
-        no_undo=act.problem or (f"undone by change {act.undone_by}" if act.undone_by else ""),
-        undoes=act.undoes,
-        undone_by=act.undone_by,
-    )
+    no_undo = act.problem or (f"undone by change {act.undone_by}" if act.undone_by else "")
+    known = {"act": act.id, "action": act.verb, "until": act.at + KEPT, "no_undo": no_undo}
+    return msgspec.convert(structs.asdict(act) | known, ActRow)

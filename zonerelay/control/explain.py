@@ -13,7 +13,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -141,20 +141,13 @@ def penalties_of(selection: SourceSelection) -> tuple[answers.SourcePenalty, ...
     )
 
 
-class ActiveSuspension(NamedTuple):
-    """A suspension that applies to the explained mail."""
-
-    until: float
-    reply: str
-
-
 class Explainer(msgspec.Struct, frozen=True, kw_only=True):
     """Explains the route of mail for an address. `hostname` is the relay's own host name. The functions
     return what applies now.
 
-    `suspended` returns the scheduler's suspension of a destination, `credential` describes the login of a
-    zone for a sender, `rails` returns the limits of a user, or `None` if they cannot be read, and `learned`
-    returns what deliveries have learned about an address (`ip:port`).
+    `suspended` returns until when the scheduler has suspended a destination, and why. `credential` describes
+    the login of a zone for a sender, `rails` returns the limits of a user, or `None` if they cannot be read,
+    and `learned` returns what deliveries have learned about an address (`ip:port`).
     """
 
     zones: Zones
@@ -169,7 +162,7 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
     keys: Callable[[], DkimKeys | None]
     rails: Callable[[str], Awaitable[UserLimits | None]]
     credential: Callable[[ZoneSettings, str], str]
-    suspended: Callable[[route.DestinationKey], ActiveSuspension | None] = lambda destination: None
+    suspended: Callable[[route.DestinationKey], tuple[float | None, str]] = lambda destination: (None, "")
     learned: Callable[[str], tuple[str, ...]] = lambda address: ()
     orders: Callable[[Subject], tuple[answers.OrderRow, ...]] = lambda mail: ()
     relay_running: bool = True
@@ -236,7 +229,8 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
         zone = self.zones.get(choice.zone)
         domain = domain_of(Mailbox(address))
         findings = await self.router.examine(zone, "" if zone.next_hop else domain)
-        found, site, suspended, label, unroutable, verdict = findings.answer, None, None, "", "", ""
+        found, site, label, unroutable, verdict = findings.answer, None, "", "", ""
+        suspended: tuple[float | None, str] = (None, "")
         demand, limits = route.TlsDemand(zone.tls), route.DestinationLimits.of_zone(zone)
         if isinstance(found, route.Route):
             site, suspended = found.site, self.suspended(found.destination)
@@ -278,8 +272,8 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
                 **sizes,
             },
             rates={name: str(rate) for name, rate in rates.items() if rate is not None},
-            suspended_until=suspended.until if suspended else None,
-            suspended_reply=suspended.reply if suspended else "",
+            suspended_until=suspended[0],
+            suspended_reply=suspended[1],
             orders=self.orders(Subject(zone.name, address, sender, request.user, found.name, label)),
             relay_running=self.relay_running,
             routes=tuple(

@@ -238,12 +238,6 @@ def continued(lines: Timeline, queued: Sequence[TraceStep]) -> list[TraceStep]:
     return [*lines.steps, *later]
 
 
-def queued(found: Iterable[HistoryEntry]) -> list[str]:
-    """Return the ids of the latest messages that may be in the queue, which has their addresses."""
-    ids = [each.message_id for each in found if each.outcome in ("waiting", "deferred")]
-    return list(dict.fromkeys(ids))[-MAX_QUEUED:]
-
-
 def questions(found: Iterable[HistoryEntry]) -> list[QueueShow | Resolve]:
     """Return the requests for the addresses in these entries that a relay knows: the last ones, which are in
     its memory, and those of mail in its queue.
@@ -253,7 +247,8 @@ def questions(found: Iterable[HistoryEntry]) -> list[QueueShow | Resolve]:
     names = list(dict.fromkeys(name for text in texts for name in _PSEUDONYM.findall(text)))[-MAX_KNOWN:]
     parts = [" ".join(names[at : at + TOGETHER]) for at in range(0, len(names), TOGETHER)]
     asked = [Resolve(pseudonym=each, recent=True, limit=2 * TOGETHER) for each in parts]
-    return [*asked, *(QueueShow(message_id=each) for each in queued(entries))]
+    queued = dict.fromkeys(each.message_id for each in entries if each.outcome in ("waiting", "deferred"))
+    return [*asked, *(QueueShow(message_id=each) for each in list(queued)[-MAX_QUEUED:])]
 
 
 def named(rows: Iterable[S], names: Mapping[str, str]) -> tuple[S, ...]:

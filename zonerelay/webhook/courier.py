@@ -144,8 +144,8 @@ class WebhookCourier:
         self._later: list[tuple[float, int, MessagePosts]] = []
         self._serial = itertools.count()
         self._failures = 0
-        self._is_down = False
         self._pause = 0.0
+        """Until then nothing is posted, because the endpoint is down; 0: it is not."""
         self._has_news = True
         self._wake = asyncio.Event()
         self._posts = Tasks()
@@ -221,7 +221,7 @@ class WebhookCourier:
     def retry(self) -> int:
         """Retry all events now, even if the endpoint wanted no more, and return how many wait."""
         self.is_disabled = False
-        self._is_down, self._failures, self._pause = False, 0, 0.0
+        self._failures, self._pause = 0, 0.0
         self._release()
         self._wake.set()
         return self.queued
@@ -261,7 +261,7 @@ class WebhookCourier:
 
     def _has_room(self) -> bool:
         """Return whether more events may be claimed. While the endpoint is down they stay in the spool."""
-        return len(self._items if self._is_down else self._ready) < PAGE
+        return len(self._items if self._pause else self._ready) < PAGE
 
     def _take_one(self, delivery: Delivery) -> None:
         self._add(EventPost(EventPosition.read(delivery.recipient), delivery.created, delivery))
@@ -436,7 +436,7 @@ class WebhookCourier:
 
     def _worked(self, line: MessagePosts) -> None:
         line.attempts = 0
-        was_down, self._is_down, self._failures, self._pause = self._is_down, False, 0, 0.0
+        was_down, self._failures, self._pause = self._pause > 0, 0, 0.0
         if was_down:
             self._release()
         if self.problem:
@@ -459,7 +459,6 @@ class WebhookCourier:
             self.is_disabled = True
             self.events.webhooks.disabled(self.name)
         if (answer.down or self._failures >= DOWN_AFTER) and now >= self._pause:
-            self._is_down = True
             pause = min(SCHEDULE[0] * 2 ** min(self._failures - 1, 10), PAUSE_MOST)
             self._pause = now + max(self._jittered(pause), answer.wait)
         step = SCHEDULE[min(line.attempts, len(SCHEDULE)) - 1]

@@ -26,7 +26,7 @@ from zonerelay import __version__
 from zonerelay.config.settings import Settings, SpoolSettings, raised_guard, space_guard
 from zonerelay.config.units import rough_size
 from zonerelay.control.destinations import DestinationRows
-from zonerelay.control.explain import ActiveSuspension, penalties_of
+from zonerelay.control.explain import penalties_of
 from zonerelay.control.orders import OrderAnswers
 from zonerelay.model.delivery import QueueName, queue_of
 from zonerelay.operations.answers import QuotaStatus, RelayStatus, ZoneStatus
@@ -277,12 +277,12 @@ class StatusBoard:
             f"rejected below {rough_size(least)}; free {rough_size(least - self.free_space)} more"
         )
 
-    def suspended(self, destination: DestinationKey) -> ActiveSuspension | None:
-        """Return the suspension of a destination, or `None` if it is not suspended."""
+    def suspended(self, destination: DestinationKey) -> tuple[float | None, str]:
+        """Return until when a destination is suspended, and the reply that is the reason."""
         for _, each in self._scheduler.destinations():
             if each.key == destination and each.suspended_until is not None:
-                return ActiveSuspension(each.suspended_until, str(each.suspension.reply or ""))
-        return None
+                return each.suspended_until, str(each.suspension.reply or "")
+        return None, ""
 
     def _zone(self, queue: ZoneQueue) -> ZoneStatus:
         waiting = queue.ready + queue.deferred

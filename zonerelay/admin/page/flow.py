@@ -133,10 +133,6 @@ def kind_of(row: DestinationStatus) -> str:
     """Return the main reason why the mail of the destination is delayed."""
     if row.suspended_until is not None:
         return "suspended"
-    counts = {
-        "ready": row.ready + row.active,
-        "deferred": row.deferred,
-        "held": row.held,
-        "suspended": row.suspended,
-    }
-    return max(counts, key=lambda kind: counts[kind])
+    counts = _sums([row])
+    counts["ready"] += counts.pop("active")
+    return max(counts, key=counts.__getitem__)
