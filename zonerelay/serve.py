@@ -43,12 +43,13 @@ def serve(config: Path) -> int:
         print(error, file=sys.stderr)
         return 2
     try:
+        identity = setup.identity_of(0, drains_spool=False, environment=os.environ)
+        identity.inherited.refuse_unused(settings)
         if settings.workers != 1 or spools_beyond(settings.spool, 1):
             from zonerelay.supervisor.run import supervise  # noqa: PLC0415 - one worker needs none
 
-            return supervise(config, settings)
-        identity, _ = setup.identity_of(0, drains_spool=False, environment=os.environ)
-        return _run(config, settings, identity, None)
+            return supervise(config, settings, identity.inherited)
+        return _run(config, settings, identity)
     except (setup.StartError, OSError, ValueError) as error:
         return _failed(error)
 
@@ -63,19 +64,19 @@ def run_worker(config: Path, index: int, *, drains_spool: bool) -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
-    channel: socket.socket | None = None
+    identity = setup.Identity(index)
     try:
-        identity, channel = setup.identity_of(index, drains_spool=drains_spool, environment=os.environ)
+        identity = setup.identity_of(index, drains_spool=drains_spool, environment=os.environ)
         if not identity.supervised:
             from zonerelay.supervisor import lock  # noqa: PLC0415 - only by hand
 
             lock.take(settings)
-        return _run(config, settings, identity, channel)
+        return _run(config, settings, identity)
     except (setup.StartError, OSError, ValueError) as error:
-        Notifier({}, channel=channel).status(str(error))
+        Notifier({}, channel=identity.channel).status(str(error))
         return _failed(error)
     except Exception as error:
-        Notifier({}, channel=channel).status(f"{type(error).__name__}: {error}")
+        Notifier({}, channel=identity.channel).status(f"{type(error).__name__}: {error}")
         raise
 
 
@@ -84,20 +85,18 @@ def _failed(error: Exception) -> int:
     return 1
 
 
-def _run(config: Path, settings: Settings, identity: setup.Identity, channel: socket.socket | None) -> int:
+def _run(config: Path, settings: Settings, identity: setup.Identity) -> int:
     setup.prepare_process(settings)
     setup.tune_for_mail()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, settings, identity, channel))
+        return runner.run(_serve(config, settings, identity))
 
 
-async def _serve(
-    config: Path, settings: Settings, identity: setup.Identity, channel: socket.socket | None
-) -> int:
+async def _serve(config: Path, settings: Settings, identity: setup.Identity) -> int:
     clock = SystemClock()
     log, redactor = setup.open_log(settings, clock, identity.index if identity.supervised else None)
     hostname = resolve_hostname(settings, socket.getfqdn)
-    notifier = Notifier(os.environ, lambda error: worker.events.error("systemd", error), channel)
+    notifier = Notifier(os.environ, lambda error: worker.events.error("systemd", error), identity.channel)
     collector = GcTimer()
     try:
         worker = await build(
@@ -113,7 +112,7 @@ async def _serve(
             advice=() if identity.supervised else advice(settings, hostname),
         )
         collector.start()
-        await WorkerProcess(config, worker, notifier, collector.waiting, log.flush, channel).serve()
+        await WorkerProcess(config, worker, notifier, collector.waiting, log.flush).serve()
     finally:
         collector.stop()
         log.flush()
@@ -139,18 +138,17 @@ class WorkerProcess(RepeatedWork):
     notifier: Notifier
     settling: Callable[[], AbstractContextManager[None]]
     flush: Callable[[], object]
-    channel: socket.socket | None = None
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self) -> None:
         """Report that the worker is ready, and stop it when there is a reason."""
-        loop = asyncio.get_running_loop()
-        if self.channel is None:
+        loop, channel = asyncio.get_running_loop(), self.worker.identity.channel
+        if channel is None:
             loop.add_signal_handler(signal.SIGINT, self._stop.set)
         else:
             # A terminal interrupts the whole process group; the supervisor decides how to react.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-            loop.add_reader(self.channel, self._hear, loop)
+            loop.add_reader(channel, self._hear, channel)
         loop.add_signal_handler(signal.SIGTERM, self._stop.set)
         loop.add_signal_handler(signal.SIGHUP, self.begin)
         setup.allow_reload()
@@ -159,7 +157,7 @@ class WorkerProcess(RepeatedWork):
         emptied = await self._until_stopped()
         self.notifier.stopping()
         stopping = asyncio.ensure_future(self.worker.stop())
-        if self.channel is None:
+        if channel is None:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self._cut_short)
         await stopping
@@ -211,13 +209,12 @@ class WorkerProcess(RepeatedWork):
             return self.worker.refuse(str(error.problems[0]), problems=len(error.problems))
         return await self.worker.reload(settings)
 
-    def _hear(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _hear(self, channel: socket.socket) -> None:
         """Handle messages of the supervisor: a failed login at another worker, or the end of the supervisor.
         In that case, finish what is in flight, so that its successor finds the spool free.
         """
-        assert self.channel is not None
         try:
-            packet = self.channel.recv(PACKET)
+            packet = channel.recv(PACKET)
         except BlockingIOError:
             return
         except OSError:
@@ -225,7 +222,7 @@ class WorkerProcess(RepeatedWork):
         if packet:
             self.worker.listeners.failed_elsewhere(packet.decode().removeprefix("FAILED="))
             return
-        loop.remove_reader(self.channel)
+        asyncio.get_running_loop().remove_reader(channel)
         self.worker.events.lifecycle("supervisor-gone")
         self._stop.set()
 

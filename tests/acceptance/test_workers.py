@@ -5,15 +5,18 @@ import os
 import signal
 import smtplib
 import socket
+import subprocess
 import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from tests.support.crew import QUICK, client_of, edit, pid_of, processes, relay_of, run, status, until_running
 from tests.support.ports import LOOPBACK, free_port
-from tests.support.process import RelayProcess
+from tests.support.process import PROGRAM, RelayProcess
 from tests.support.regulars import Regulars
 from tests.support.sink import Sink
 from tests.support.submit import Submitter, tokens
@@ -237,6 +240,20 @@ def test_all_workers_accept_from_a_socket_of_the_service_manager(tmp_path: Path,
         assert notify.recv(4096).startswith(b"READY=1")
         assert relay.terminate() == 0
         assert notify.recv(4096) == b"STOPPING=1"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_socket_that_belongs_to_no_listener_is_refused(tmp_path: Path, workers: int) -> None:
+    """Its clients would wait for ever."""
+    config, port = tmp_path / "relay.toml", free_port()
+    config.write_text(
+        f'workers = {workers}\n[spool]\npath = "{tmp_path}/home/spool"\n[admin]\naddress = ""\n'
+        f'[[listener]]\naddress = "127.0.0.1:{free_port()}"\n'
+    )
+    command = [sys.executable, "-c", _HANDED, str(port), str(PROGRAM), "serve", "--config", str(config)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert f"sockets that belong to no [[listener]]: 127.0.0.1:{port} (smtp)" in done.stderr
 
 
 def test_a_client_has_its_guesses_once_and_not_once_at_each_worker(tmp_path: Path, sink: Sink) -> None:

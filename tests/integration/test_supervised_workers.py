@@ -127,7 +127,7 @@ async def test_one_that_is_being_started_hears_of_a_new_configuration_when_it_is
 
 
 def test_the_copies_of_the_configuration_are_written_again_when_somebody_removes_them(tmp_path: Path) -> None:
-    launcher = Launcher(tmp_path, 0, RelaySockets(NOTHING), {}, Settings())
+    launcher = Launcher(0, RelaySockets(NOTHING), {}, Settings(spool=SpoolSettings(path=tmp_path / "spool")))
     launcher.begin(b"# one")
     launcher.put_in_force(b"# two", Settings())
     for each in tmp_path.iterdir():
@@ -138,7 +138,7 @@ def test_the_copies_of_the_configuration_are_written_again_when_somebody_removes
 
 
 def test_what_cannot_be_written_is_not_in_force(tmp_path: Path) -> None:
-    launcher = Launcher(tmp_path, 0, RelaySockets(NOTHING), {}, Settings())
+    launcher = Launcher(0, RelaySockets(NOTHING), {}, Settings(spool=SpoolSettings(path=tmp_path / "spool")))
     launcher.begin(b"# one")
     (tmp_path / "in-force.toml").unlink()
     (tmp_path / "in-force.toml").mkdir()
@@ -148,7 +148,7 @@ def test_what_cannot_be_written_is_not_in_force(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_says_which_copy(tmp_path: Path) -> None:
-    launcher = Launcher(tmp_path, 0, RelaySockets(NOTHING), {}, Settings())
+    launcher = Launcher(0, RelaySockets(NOTHING), {}, Settings(spool=SpoolSettings(path=tmp_path / "spool")))
     (tmp_path / "at-start.toml").symlink_to("/proc/at-start.toml")
     with pytest.raises(OSError, match=r"at-start\.toml"):
         launcher.begin(b"# one")

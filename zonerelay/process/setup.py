@@ -39,8 +39,8 @@ socket, the configuration that the supervisor was started with.
 
 class Identity(msgspec.Struct, frozen=True):
     """The identity of a worker process. With `drains_spool`, the worker listens nowhere, empties its spool
-    and finally removes it. `limits` is the socket of the supervisor's limits, or `None` if this process has
-    its limits to itself.
+    and finally removes it. `channel` leads to the supervisor. `limits` is the socket of the supervisor's
+    limits, or `None` if this process has its limits to itself.
     """
 
     index: int = 0
@@ -48,32 +48,28 @@ class Identity(msgspec.Struct, frozen=True):
     drains_spool: bool = False
     inherited: InheritedSockets = msgspec.field(default_factory=InheritedSockets)
     limits: Path | None = None
+    channel: socket.socket | None = None
 
 
-def identity_of(
-    index: int, *, drains_spool: bool, environment: Mapping[str, str]
-) -> tuple[Identity, socket.socket | None]:
-    """Return the identity that the environment describes, and the channel. Raise ValueError if it is not
-    valid.
-    """
+def identity_of(index: int, *, drains_spool: bool, environment: Mapping[str, str]) -> Identity:
+    """Return the identity that the environment describes. Raise ValueError if it is not valid."""
     number = environment.get(CHANNEL)
     if number is None:
-        return Identity(
-            index, drains_spool=drains_spool, inherited=InheritedSockets.of_systemd(environment, os.getpid())
-        ), None
+        inherited = InheritedSockets.of_systemd(environment, os.getpid())
+        return Identity(index, drains_spool=drains_spool, inherited=inherited)
     given: dict[str, list[list[int]]] = json.loads(environment.get(SOCKETS, "{}"))
     limits = environment.get(LIMITS)
-    identity = Identity(
+    channel = socket.socket(fileno=int(number))
+    channel.setblocking(False)
+    os.set_inheritable(channel.fileno(), False)
+    return Identity(
         index,
         supervised=True,
         drains_spool=drains_spool,
         inherited=InheritedSockets.of_supervisor(given),
         limits=None if limits is None else Path(limits),
+        channel=channel,
     )
-    channel = socket.socket(fileno=int(number))
-    channel.setblocking(False)
-    os.set_inheritable(channel.fileno(), False)
-    return identity, channel
 
 
 REDACT_KEY = "redact.key"
@@ -108,8 +104,8 @@ def prepare_home(settings: Settings) -> Path:
     return home
 
 
-def prepare_process(settings: Settings) -> Path:
-    """Prepare a process that runs the relay, and return its home, as `prepare_home` does."""
+def prepare_process(settings: Settings) -> None:
+    """Prepare a process that runs the relay, and its home, as `prepare_home` does."""
     # A SIGHUP would terminate a process that is still starting. Workers inherit this.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     # Other users cannot read files that this process creates, whatever mode LevelDB sets. The permissions of
@@ -118,7 +114,7 @@ def prepare_process(settings: Settings) -> Path:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Each connection uses a descriptor, and so does every open table file of the spool.
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return prepare_home(settings)
+    prepare_home(settings)
 
 
 def allow_reload() -> None:

@@ -10,13 +10,17 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from zonerelay.config.endpoints import ListenAddress, parse_listen
+
+if TYPE_CHECKING:
+    from zonerelay.config.settings import Settings  # commands that query a relay do not need it
 
 # The service manager's notification protocol (sd_notify(3)): a datagram of `KEY=value` lines.
 #
@@ -140,12 +144,6 @@ class InheritedSockets:
             found[address], named[address] = [FIRST + at], name
         return cls(found, names=named)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._own)
-
-    def __bool__(self) -> bool:
-        return bool(self._own)
-
     @classmethod
     def of_supervisor(cls, given: Mapping[str, Sequence[Sequence[int]]]) -> "InheritedSockets":
         """Return sockets given by address: the worker's own, at least one each, and those of the other
@@ -167,11 +165,16 @@ class InheritedSockets:
         spare, others = self._own.get(address, ())[1:], self._others.get(address, ())
         return [_copy(each) for each in spare], [_copy(each) for each in others]
 
-    def unused(self, wanted: Iterable[str]) -> list[str]:
-        """Return the addresses that no listener has, with the service manager's names of their sockets."""
+    def refuse_unused(self, settings: "Settings") -> None:
+        """Raise ValueError if no listener has the address of a socket, whose clients would wait for ever."""
+        wanted = (*(each.address for each in settings.listener), settings.admin.address)
         known = {parse_listen(text) for text in wanted if text}
         left = (text for text in self._own if parse_listen(text) not in known)
-        return [f"{text} ({name})" if (name := self._names.get(text)) else text for text in left]
+        unused = [f"{text} ({name})" if (name := self._names.get(text)) else text for text in left]
+        if unused:
+            raise ValueError(
+                f"the service manager passed sockets that belong to no [[listener]]: {', '.join(unused)}"
+            )
 
 
 NOTHING = InheritedSockets()

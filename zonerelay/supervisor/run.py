@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 from contextlib import AsyncExitStack
-from dataclasses import KW_ONLY, InitVar, dataclass
+from dataclasses import InitVar, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -48,9 +48,9 @@ from zonerelay.telemetry.metrics.instruments import MetricTotals
 from zonerelay.telemetry.metrics.metrics import Metrics
 
 
-def supervise(config: Path, settings: Settings) -> int:
+def supervise(config: Path, settings: Settings, handed: InheritedSockets) -> int:
     """Run a relay with several workers and return the exit status. Raise StartError and OSError."""
-    home = prepare_process(settings)
+    prepare_process(settings)
     log, redactor = open_log(settings, SystemClock())  # the key is created before the workers need it
     patience = settings.shutdown_timeout + STOP_GRACE
 
@@ -63,8 +63,7 @@ def supervise(config: Path, settings: Settings) -> int:
 
     async def run() -> int:
         clock = SystemClock()
-        supervisor = Supervisor(config, settings, home, held=held, log=log, clock=clock, redactor=redactor)
-        return await supervisor.run()
+        return await Supervisor(config, settings, handed, held, log, clock, redactor).run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run())
@@ -76,18 +75,16 @@ class Supervisor:
 
     config: Path
     settings: Settings
-    home: InitVar[Path]
-    _: KW_ONLY
+    handed: InheritedSockets
     held: InitVar[int]
     log: LogWriter
     clock: Clock
     redactor: Redactor
 
-    def __post_init__(self, home: Path, held: int) -> None:
+    def __post_init__(self, held: int) -> None:
         events = self._events = Events(self.log, Metrics(), self.redactor, self.clock)
-        self._handed = InheritedSockets.of_systemd(os.environ, os.getpid())
-        self._sockets = RelaySockets(self._handed)
-        self._launcher = Launcher(home, held, self._sockets, os.environ, self.settings)
+        self._sockets = RelaySockets(self.handed)
+        self._launcher = Launcher(held, self._sockets, os.environ, self.settings)
         self._workers = Workers(
             launch=self._launcher,
             timeouts=timeouts_of(self.settings),
@@ -120,7 +117,7 @@ class Supervisor:
         loop, settings, state = asyncio.get_running_loop(), self.settings, self._state
         events = self._events
         stack.callback(self._sockets.keep, ())
-        self._open_sockets()
+        self._sockets.open((each.address for each in settings.listener), count_of(settings))
         self._launcher.begin(read_copy(self.config)[0])
         # The lock proves that no worker of a former relay runs, which could have slots that are unknown here.
         path = self._launcher.limits = limits_socket_path(settings)
@@ -160,7 +157,7 @@ class Supervisor:
                 lambda: operators,
                 events=events,
                 clock=self.clock,
-                inherited=self._handed,
+                inherited=self.handed,
             )
             state.unopened = lambda: (*parts.problems(), *http.problems())
             await parts.open("HTTP is not served", "admin-http", http, AdminError)
@@ -171,15 +168,6 @@ class Supervisor:
             self._notifier.ready(state.where())
             self._notifier.start_watchdog(loop)
         await running
-
-    def _open_sockets(self) -> None:
-        wanted = [each.address for each in self.settings.listener]
-        unused = self._handed.unused((*wanted, self.settings.admin.address))
-        if unused:
-            raise StartError(
-                f"the service manager passed sockets that belong to no [[listener]]: {', '.join(unused)}"
-            )
-        self._sockets.open(wanted, count_of(self.settings))
 
     def _stop(self) -> None:
         if self._state.draining:

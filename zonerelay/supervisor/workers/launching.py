@@ -39,17 +39,16 @@ class Launcher:
     the lock, which all processes of the relay inherit.
     """
 
-    home: InitVar[Path]
     held: int
     sockets: RelaySockets
     environment: InitVar[Mapping[str, str]]
     settings: Settings
 
-    def __post_init__(self, home: Path, environment: Mapping[str, str]) -> None:
+    def __post_init__(self, environment: Mapping[str, str]) -> None:
         self._environment = {k: v for k, v in environment.items() if k not in _NOT_FOR_WORKERS}
         self._texts: dict[Path, bytes] = {}
-        self._config = (home / IN_FORCE).absolute()
-        self._at_start = (home / AT_START).absolute()
+        home = self.settings.spool.path.parent.absolute()
+        self._config, self._at_start = home / IN_FORCE, home / AT_START
         self.limits: Path | None = None
         """The socket of the shared limits."""
 
