@@ -46,7 +46,6 @@ ALLOWED = {
     "transfer/others/zonemta.py": "scratch and the lock of another system's database",
     "inbound/drop_directory.py": "a refused file gets another name; it is refused again if that is lost",
     "supervisor/lock.py": _LOCK,
-    "outbox/store.py": _LOCK,
     "cli/operate/tail.py": _OUTPUT,
     "cli/main.py": "standard output becomes /dev/null",
     "store/check.py": "records are appended and synced, and the name with the first of them",

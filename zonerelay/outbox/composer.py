@@ -1,6 +1,6 @@
 """Composes messages from rows, and keeps them while they are being sent.
 
-A small message is composed immediately and kept in memory; the least recently used one is dropped first. A
+The `KEPT` most recently used messages are kept. A small one is composed immediately and kept in memory. A
 large one is composed in a thread and kept in an unnamed file. At most one row larger than `_SIDE_BY_SIDE`
 bytes is in memory.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from itertools import takewhile
 from typing import TypeAlias
@@ -19,6 +18,7 @@ import msgspec
 
 from zonerelay.message.compose import Base64Error, compose_pieces
 from zonerelay.message.header import parse_header
+from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.envelope import Message, MessageId
 from zonerelay.outbox.drafts import BadRowError, RowContent, draft_of
 from zonerelay.outbox.rows.claims import OutboxReader
@@ -26,8 +26,8 @@ from zonerelay.outbox.rows.row import Row
 from zonerelay.process.threads import BODIES
 from zonerelay.store.contract import CHUNK_SIZE, StoreError
 
-MEMORY = 8 * 1024 * 1024
-FILES = 64
+KEPT = 128
+"""Each has a chunk (64 KiB) in memory at most, or a file."""
 _SIDE_BY_SIDE = 1024 * 1024
 _FEW = 4
 
@@ -56,9 +56,7 @@ class Composer:
     def __init__(self, reader: OutboxReader, max_size: int) -> None:
         self._reader = reader
         self._max_size = max_size
-        self._kept: OrderedDict[MessageId, ComposedMessage] = OrderedDict()
-        self._octets = 0
-        self._files = 0
+        self._kept: BoundedDict[MessageId, ComposedMessage] = BoundedDict(KEPT)
         self._few = asyncio.Semaphore(_FEW)
         self._one = asyncio.Lock()
 
@@ -67,36 +65,21 @@ class Composer:
         StoreError.
         """
         made = self._kept.get(row.message_id)
-        if made is not None:
-            self._kept.move_to_end(row.message_id)
-        elif row.content is not None:
+        if made is None and row.content is not None:
             made = compose_row(row, row.content, self._max_size)
-            self._keep(row.message_id, made)
-        else:
+        elif made is None:
             size = await self._reader.size(row.id)
             async with self._few if size <= _SIDE_BY_SIDE else self._one:
                 content = await self._reader.content(row.id)
                 made = await BODIES.run(compose_row, row, content, self._max_size)
-            self._keep(row.message_id, made)
+        self._kept[row.message_id] = made
         return made
 
     def forget(self, message_id: MessageId) -> None:
-        made = self._kept.pop(message_id, None)
-        if made is not None:
-            self._octets -= len(made.data)
-            self._files -= made.file is not None
+        self._kept.pop(message_id, None)
 
     def clear(self) -> None:
         self._kept.clear()
-        self._octets = self._files = 0
-
-    def _keep(self, message_id: MessageId, made: ComposedMessage) -> None:
-        self.forget(message_id)
-        self._kept[message_id] = made
-        self._octets += len(made.data)
-        self._files += made.file is not None
-        while self._octets > MEMORY or self._files > FILES:
-            self.forget(next(iter(self._kept)))
 
 
 def compose_row(row: Row, content: RowContent, max_size: int) -> ComposedMessage:

@@ -16,8 +16,6 @@ in it.
 """
 
 import contextlib
-import fcntl
-import os
 import secrets
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from itertools import groupby
@@ -40,6 +38,7 @@ from zonerelay.outbox.rows.row import FAILED, PROCESSING, QUEUED, Row
 from zonerelay.process.tasks import Tasks
 from zonerelay.store import contract
 from zonerelay.store.context import secret_of
+from zonerelay.store.keys.partition import SeenFile
 from zonerelay.store.postgres.driver import DatabaseAccess, load_driver
 from zonerelay.telemetry.metrics.instruments import Figures
 
@@ -308,7 +307,7 @@ class OutboxStore:
         return existed
 
 
-NAME_FILE = "outbox-{:02d}.name"
+NAME_FILE = "outbox-{:02d}.seen"
 
 
 def build_outbox(
@@ -333,22 +332,14 @@ def _locked_name(path: Path) -> str:
     """Return a name of this relay that survives restarts and is unique among running relays.
 
     The name is in a file next to the spool, which stays open and locked until the process ends. A relay that
-    finds it locked uses a name for this run only.
+    finds it locked, or cannot use it, has a name for this run only: then the claims of an earlier run are
+    taken over when its lease has ended.
     """
     name = secrets.token_hex(16)
     try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:
-        return name  # then the claims of an earlier run are taken over when its lease has ended
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(file)
+        return SeenFile(path, name).seen.writer
+    except contract.StoreOpenError:
         return name
-    if known := os.read(file, 64).decode("ascii", "replace").strip():
-        return known
-    os.write(file, f"{name}\n".encode())
-    return name
 
 
 def access_of(outbox: OutboxSettings, environment: Mapping[str, str]) -> DatabaseAccess:
