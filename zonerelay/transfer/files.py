@@ -25,7 +25,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 import msgspec
 
@@ -35,7 +35,7 @@ from zonerelay.model.envelope import LENGTH, Message, MessageId
 from zonerelay.queue.operator.filters import QueueFilter
 from zonerelay.smtp.server.params import parse_envid, parse_orcpt
 from zonerelay.smtp.server.paths import CommandError, forward_path, reverse_path
-from zonerelay.store.contract import MessageNotFoundError, QueueView, StoreError
+from zonerelay.store.contract import BodyFacts, MessageNotFoundError, QueueView, StoreError
 
 FORMAT = 1
 DESCRIPTION_SIZE = 4096
@@ -90,6 +90,11 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     messages: int
     octets: int
     read: Callable[[], AsyncIterator[StoredMessage | UnusableMessage]]
+
+
+def facts_of(message: Message) -> BodyFacts:
+    """Return the properties of a stored body, to store it elsewhere."""
+    return cast("BodyFacts", {name: getattr(message, name) for name in BodyFacts.__annotations__})
 
 
 # --- the format

@@ -37,7 +37,7 @@ from zonerelay.model.envelope import Envelope, Message, MessageId, first_at
 from zonerelay.routing.zones.zones import ZoneChoice, Zones, zone_notes
 from zonerelay.smtp.server.line_ends import ChunkReader
 from zonerelay.store.contract import MessageWriter, Store
-from zonerelay.transfer.files import NO_QUEUE, Source, StoredMessage, TransferError, UnusableMessage
+from zonerelay.transfer.files import NO_QUEUE, Source, StoredMessage, TransferError, UnusableMessage, facts_of
 
 TOGETHER = 64
 """Messages that share a sync of the disk."""
@@ -253,15 +253,11 @@ class Loader:
             raise ValueError(
                 "its body contains line ends other than CRLF, or its size differs from the recorded one"
             )
-        await writer.commit(
-            deliveries,
-            headers=message.headers,
-            eight_bit=message.eight_bit or body.eight_bit,
-            plain_lines=message.plain_lines and body.reader.is_plain,
-            long_lines=message.long_lines or body.reader.has_long,
-            body_hash=message.body_hash,
-            trace=message.trace,
-        )
+        facts = facts_of(message)
+        facts["eight_bit"] |= body.eight_bit
+        facts["plain_lines"] &= body.reader.is_plain
+        facts["long_lines"] |= body.reader.has_long
+        await writer.commit(deliveries, **facts)
 
     async def _write_foreign(
         self, writer: MessageWriter, item: StoredMessage, envelope: Envelope, deliveries: Sequence[Delivery]

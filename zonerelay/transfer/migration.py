@@ -32,8 +32,7 @@ removed when the migration ends. So a message that was moved is never copied aga
 was killed, even if a source that has lost its last writes lists the message again. Only one process at a time
 has the file open. Failures are TransferErrors with a message for the operator.
 
-Memory: a page of at most `PAGE` messages, and of `MAX_WEIGHT` bytes unless one message is larger. Bodies are
-copied in chunks.
+Memory: a page of at most `PAGE` messages, and the chunks of their bodies that are being copied.
 """
 
 from __future__ import annotations
@@ -58,10 +57,9 @@ from zonerelay.model.envelope import Message, MessageId
 from zonerelay.process.files import closed_on_failure
 from zonerelay.process.tasks import gathered
 from zonerelay.store.contract import MessageNotFoundError, QueueCounts, Store, StoreCorruptError, StoreError
-from zonerelay.transfer.files import TransferError, UnusableMessage
+from zonerelay.transfer.files import TransferError, UnusableMessage, facts_of
 
-PAGE = 256
-MAX_WEIGHT = 32 * 1024 * 1024
+PAGE = 64
 _LOOK_EVERY = 0.5
 _IDS = 100
 """Ids that are tried for a message whose own is taken."""
@@ -290,8 +288,7 @@ class Migration:
             messages = await self.source.read_messages(fresh)
             for identity in (each for each in fresh if each not in messages):
                 await self._tell_unreadable(identity)
-            for page in _by_weight(messages.values()):
-                await self._copy(*await self._planned(page))
+            await self._copy(await self._planned(list(messages.values())), messages)
 
     async def _remove_again(self, ids: Collection[MessageId]) -> None:
         for identity in ids:
@@ -311,7 +308,7 @@ class Migration:
     def _refuse(self, identity: MessageId, why: str) -> None:
         self.saw(1, UnusableMessage(identity, why))
 
-    async def _planned(self, page: Sequence[Message]) -> tuple[list[Move], dict[MessageId, Message]]:
+    async def _planned(self, page: Sequence[Message]) -> list[Move]:
         moves: list[Move] = []
         for identity, copy in (await self._free_ids(page)).items():
             if copy:
@@ -319,7 +316,7 @@ class Migration:
             else:
                 self._refuse(identity, "the target already contains this message from another source")
         self.journal.record(self.spool, moves, MovePhase.PLANNED)
-        return moves, {each.id: each for each in page}
+        return moves
 
     async def _free_ids(self, page: Sequence[Message]) -> dict[MessageId, MessageId | None]:
         """Return the id of the copy of each message, or `None` if the target has the message itself."""
@@ -372,15 +369,8 @@ class Migration:
                 async for piece in self.source.read_body(move.id):
                     digest.update(piece)
                     await writer.write(piece)
-                await writer.commit(
-                    [structs.replace(each, message_id=move.copy) for each in deliveries],
-                    headers=message.headers,
-                    eight_bit=message.eight_bit,
-                    plain_lines=message.plain_lines,
-                    long_lines=message.long_lines,
-                    body_hash=message.body_hash,
-                    trace=message.trace,
-                )
+                copies = [structs.replace(each, message_id=move.copy) for each in deliveries]
+                await writer.commit(copies, **facts_of(message))
         except (StoreCorruptError, MessageNotFoundError) as error:
             await self._let_go(move)
             self._refuse(move.id, str(error))
@@ -536,19 +526,6 @@ def _sleeps(delivery: Delivery) -> bool:
 
 def _none(_: Delivery) -> None:
     """Remove the delivery."""
-
-
-def _by_weight(messages: Iterable[Message]) -> Iterator[list[Message]]:
-    page: list[Message] = []
-    weight = 0
-    for message in sorted(messages, key=lambda each: each.id):
-        if page and weight + message.size > MAX_WEIGHT:
-            yield page
-            page, weight = [], 0
-        page.append(message)
-        weight += message.size
-    if page:
-        yield page
 
 
 def _digest(
