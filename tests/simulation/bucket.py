@@ -8,9 +8,9 @@ import asyncio
 import contextlib
 import contextvars
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from sortedcontainers import SortedDict
 
@@ -19,7 +19,9 @@ from zonerelay.config.settings import S3Settings
 from zonerelay.store.context import ReadSecret
 from zonerelay.store.contract import StoreError
 from zonerelay.store.objects.engine import Heartbeat, LogEntry, unpacked
-from zonerelay.store.objects.s3 import Bucket, ConflictError, UnknownResultError
+from zonerelay.store.objects.s3 import Bucket, ConflictError, MissingError, UnknownResultError
+
+T = TypeVar("T")
 
 SLOWEST = 0.03
 """Seconds that a request takes at most on its way, and on its way back."""
@@ -78,7 +80,7 @@ class SimBucket(Bucket):
     async def close(self) -> None:
         """There is no connection."""
 
-    async def _request(self, act: Callable[[], Any], *, writes: bool = False) -> Any:
+    async def _request(self, act: Callable[[], T], *, writes: bool = False) -> T:
         store = self._all
         await asyncio.sleep(store.random.uniform(0.001, SLOWEST))
         if store.lost():
@@ -93,32 +95,35 @@ class SimBucket(Bucket):
             await asyncio.sleep(store.random.uniform(0.001, SLOWEST))
         return result
 
-    async def put(self, name: str, data: bytes, *, new: bool = False) -> None:
-        process, key = PROCESS.get(), self._prefix + name
-        if "/log/" in key:
-            self._all.at_write(process)
-        await self._request(lambda: self._all.write(key, bytes(data), new, process), writes=True)
+    async def _ask(self, verb: str, **what: Any) -> dict[str, Any]:
+        objects, process, key = self._all.objects, PROCESS.get(), what.get("Key", "")
 
-    async def read(self, name: str, first: int = 0, length: int = 0) -> bytes | None:
-        def act() -> bytes | None:
-            data: bytes | None = self._all.objects.get(self._prefix + name)
-            return data[first : first + length] if data is not None and length else data
+        def read() -> dict[str, Any]:
+            data = objects.get(key)
+            if data is None:
+                raise MissingError(f"{key}: 404")
+            first, _, last = what.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
+            return {"Body": data[int(first) : int(last) + 1 if last else None]}
 
-        found: bytes | None = await self._request(act)
-        return found
+        def listed() -> dict[str, Any]:
+            start = what["Prefix"]
+            return {"Contents": [{"Key": each} for each in objects.irange(start, start + "\U0010ffff")]}
 
-    async def delete(self, name: str) -> None:
-        await self._request(lambda: self._all.objects.pop(self._prefix + name, None), writes=True)
+        def write() -> None:
+            self._all.write(key, bytes(what["Body"]), "IfNoneMatch" in what, process)
 
-    async def names(self, prefix: str) -> AsyncIterator[list[str]]:
-        start = self._prefix + prefix
-        keys = await self._request(lambda: list(self._all.objects.irange(start, start + "\U0010ffff")))
-        yield [key.removeprefix(self._prefix) for key in keys]
-
-    async def is_versioned(self) -> bool:
-        return False
-
-    retention = is_versioned
+        match verb:
+            case "get_object":
+                return await self._request(read)
+            case "list_objects_v2":
+                return await self._request(listed)
+            case "put_object":
+                if "/log/" in key:
+                    self._all.at_write(process)
+                await self._request(write, writes=True)
+            case "delete_object":
+                await self._request(lambda: objects.pop(key, None), writes=True)
+        return {}
 
 
 def _quietly(act: Callable[[], Any]) -> None:

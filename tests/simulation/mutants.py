@@ -144,7 +144,7 @@ async def _write_anyhow(real: Any, self: Any, name: str, data: bytes, **other: A
 
 
 def _check_monotonic(real: Any, self: Any) -> None:
-    if self._clock.monotonic() >= self._valid_until:
+    if self.clock.monotonic() >= self._valid_until:
         raise ClaimLostError("the lease of this relay was not renewed in time")
 
 

@@ -115,14 +115,14 @@ async def test_an_s3_key_that_was_replaced(service: tuple[Denying, str], secret:
     bucket = Bucket(s3_settings(url), secret.read_text)
     await bucket.open()
     denying.signed_by = lambda: str(bucket._client._request_signer._credentials.secret_key)
-    await bucket.put("a", b"1")
+    await bucket.replace("a", b"1")
     denying.known = "new"
     with pytest.raises(RequestRejectedError):
-        await bucket.put("a", b"2")
+        await bucket.replace("a", b"2")
     with pytest.raises(RequestRejectedError):
-        await bucket.put("a", b"3")
+        await bucket.replace("a", b"3")
     secret.write_text("new")
-    await bucket.put("a", b"4")
+    await bucket.replace("a", b"4")
     await bucket.close()
 
 
@@ -149,7 +149,7 @@ async def test_clients_of_an_s3_key_that_stays_refused_are_closed(
     denying.signed_by = lambda: "revoked"
     for number in range(5):
         with pytest.raises(RequestRejectedError):
-            await bucket.put("a", b"%d" % number)
+            await bucket.replace("a", b"%d" % number)
     assert opened[1] == 5
     await until(lambda: opened[0] == 1)
     await bucket.close()

@@ -43,7 +43,7 @@ async def service() -> AsyncIterator[Ending]:
 async def bucket(service: Ending) -> AsyncIterator[Bucket]:
     bucket = Bucket(s3_settings(f"http://{LOOPBACK}:{service.port}"), lambda: "secret")
     await bucket.open()
-    await bucket.put("a", b"1")  # the connection is kept
+    await bucket.replace("a", b"1")  # the connection is kept
     service.requests.clear()
     service.hangs_up = True
     yield bucket
@@ -52,13 +52,13 @@ async def bucket(service: Ending) -> AsyncIterator[Bucket]:
 
 async def test_a_write_is_sent_once(bucket: Bucket, service: Ending) -> None:
     with pytest.raises(UnknownResultError):
-        await bucket.put("a", b"2", new=True)
+        await bucket.create("a", b"2")
     assert service.requests == {"PUT": 1}
 
 
 async def test_a_removal_is_sent_once(bucket: Bucket, service: Ending) -> None:
     with pytest.raises(UnknownResultError):
-        await bucket.delete("a")
+        await bucket.remove(["a"])
     assert service.requests == {"DELETE": 1}
 
 

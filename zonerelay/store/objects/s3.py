@@ -25,7 +25,7 @@ import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 from aiobotocore.config import AioConfig
@@ -75,6 +75,8 @@ _DENIED = frozenset({400, 401, 403})
 _FULL = frozenset({"QuotaExceeded", "EntityTooLarge", "507", "InsufficientStorage"})
 
 _log = logging.getLogger("zonerelay.store")
+
+T = TypeVar("T")
 
 
 class UnknownResultError(StoreLostError):
@@ -285,22 +287,18 @@ class Bucket:
         self, name: str, data: bytes, *, values: Sequence[Object] = (), makes_room: bool = False
     ) -> bool:
         await self.store(values)
+        condition = {"IfNoneMatch": "*"} if self.is_conditional else {}
         try:
-            await self.put(name, data, new=self.is_conditional)
+            await self._ask("put_object", Key=self._prefix + name, Body=data, **condition)
         except ConflictError:
             return False
         return True
 
     async def store(self, values: Sequence[Object]) -> None:
-        await _all(lambda name, pieces: self.put(name, b"".join(pieces)), values)
+        await _all(lambda value: self.replace(value[0], b"".join(value[1])), values)
 
     async def replace(self, name: str, data: bytes) -> None:
-        await self.put(name, data)
-
-    async def put(self, name: str, data: bytes, *, new: bool = False) -> None:
-        """Write an object. With `new` raise ConflictError if it exists."""
-        condition = {"IfNoneMatch": "*"} if new else {}
-        await self._ask("put_object", Key=self._prefix + name, Body=data, **condition)
+        await self._ask("put_object", Key=self._prefix + name, Body=data)
 
     async def read(self, name: str, first: int = 0, length: int = 0) -> bytes | None:
         """Read `length` bytes from `first` on, or the whole object if `length` is 0."""
@@ -330,10 +328,7 @@ class Bucket:
             more = {"ContinuationToken": answer["NextContinuationToken"]}
 
     async def remove(self, names: Sequence[str]) -> None:
-        await _all(self.delete, [(name,) for name in names])
-
-    async def delete(self, name: str) -> None:
-        await self._ask("delete_object", Key=self._prefix + name)
+        await _all(lambda name: self._ask("delete_object", Key=self._prefix + name), names)
 
     async def room(self) -> int | None:
         return None
@@ -351,67 +346,43 @@ class Bucket:
         if self.is_conditional:
             await self._try_conditions(name)
         else:
-            await self.put(name, b"12")
+            await self.replace(name, b"12")
         if await self.read(name) != b"12" or await self.read(name, 1, 1) != b"2":
             raise StoreOpenError("the service does not return what was written")
         async for _ in self.names(name):
             break
-        await self.delete(name)
+        await self.remove([name])
 
     async def _try_conditions(self, name: str) -> None:
         try:
-            await self.put(name, b"12", new=True)
-        except ConflictError:
-            raise _unfit("rejects a PUT with If-None-Match: * for a new object") from None
+            if not await self.create(name, b"12"):
+                raise _unfit("rejects a PUT with If-None-Match: * for a new object")
         except RequestRejectedError as error:
-            await self.put(name, b"12")  # raises if nothing may be written at all
+            await self.replace(name, b"12")  # raises if nothing may be written at all
             raise _unfit(f"does not support a PUT with If-None-Match: * ({error})") from error
-        try:
-            await self.put(name, b"3", new=True)
-        except ConflictError:
-            return
-        raise _unfit("accepts a PUT with If-None-Match: * although the object exists")
+        if await self.create(name, b"3"):
+            raise _unfit("accepts a PUT with If-None-Match: * although the object exists")
 
     async def _check_versions(self) -> None:
-        if await self.retention():
+        if "Rule" in (await self._reported("get_object_lock_configuration")).get(
+            "ObjectLockConfiguration", {}
+        ):
             raise StoreOpenError(
                 "the bucket locks every new object (object lock with a default retention), so the queue "
                 "could not delete any; use a bucket without it"
             )
-        if await self.is_versioned():
+        if (await self._reported("get_bucket_versioning")).get("Status") == "Enabled":
             _log.warning(
                 "the bucket keeps versions: of each object that is removed a version and a marker stay, and"
                 " are paid for. Give it a lifecycle rule that expires noncurrent versions and expired delete"
                 " markers after a day (docs/store/s3.md, How to configure the bucket)"
             )
 
-    async def is_versioned(self) -> bool:
-        """Return whether the bucket is versioned. Return false if the service does not report that."""
+    async def _reported(self, verb: str) -> dict[str, Any]:  # Any: as the service answers
+        """Return the answer, or nothing if the service does not report that."""
         with contextlib.suppress(StoreError):
-            return (await self._ask("get_bucket_versioning")).get("Status") == "Enabled"
-        return False
-
-    async def retention(self) -> bool:
-        """Return whether each new object is locked for some time. Return false if the service does not report
-        that.
-        """
-        with contextlib.suppress(StoreError):
-            answer = await self._ask("get_object_lock_configuration")
-            return "Rule" in answer.get("ObjectLockConfiguration", {})
-        return False
-
-    # --- the queue for alerts
-
-    async def send(self, text: str) -> None:
-        await self._ask_queue("send_message", MessageBody=text)
-
-    async def receive(self, count: int, wait: int) -> list[tuple[str, str]]:
-        """Return received texts, each with the receipt for `forget`."""
-        answer = await self._ask_queue("receive_message", MaxNumberOfMessages=count, WaitTimeSeconds=wait)
-        return [(row["Body"], row["ReceiptHandle"]) for row in answer.get("Messages", [])]
-
-    async def forget(self, receipt: str) -> None:
-        await self._ask_queue("delete_message", ReceiptHandle=receipt)
+            return await self._ask(verb)
+        return {}
 
     # --- inside
 
@@ -441,7 +412,8 @@ class Bucket:
                 await asyncio.sleep(RETRY_PAUSE * attempt)
         raise AssertionError("the last attempt raises")
 
-    async def _ask_queue(self, verb: str, **what: object) -> dict[str, Any]:  # Any: as the service answers
+    async def ask_queue(self, verb: str, **what: object) -> dict[str, Any]:  # Any: as the service answers
+        """Send a request to the queue for alerts."""
         async with self._errors():
             answer: dict[str, Any] = await getattr(self._queue, verb)(
                 QueueUrl=self._settings.queue_url, **what
@@ -501,12 +473,12 @@ def _unfit(what: str) -> StoreOpenError:
     )
 
 
-async def _all(act: Callable[..., Awaitable[object]], wanted: Sequence[tuple[object, ...]]) -> None:
-    """Call `act` with all arguments, several at the same time. Raises the first error after all of these
+async def _all(act: Callable[[T], Awaitable[object]], wanted: Sequence[T]) -> None:
+    """Call `act` with each argument, several at the same time. Raises the first error after all of these
     calls have ended.
     """
     for first in range(0, len(wanted), AHEAD):
-        await gathered(act(*one) for one in wanted[first : first + AHEAD])
+        await gathered(map(act, wanted[first : first + AHEAD]))
 
 
 class Alerts:
@@ -530,9 +502,11 @@ class Alerts:
         pause = PAUSE
         while True:
             try:
-                for _, receipt in await self._bucket.receive(BATCH, WAIT):
+                asked = {"MaxNumberOfMessages": BATCH, "WaitTimeSeconds": WAIT}
+                answer = await self._bucket.ask_queue("receive_message", **asked)
+                for row in answer.get("Messages", []):
                     self._heard.set()
-                    await self._bucket.forget(receipt)
+                    await self._bucket.ask_queue("delete_message", ReceiptHandle=row["ReceiptHandle"])
                 pause = PAUSE
             except StoreError as error:
                 _log.warning("alerts of other relays cannot be heard: %s", error)
@@ -545,6 +519,6 @@ class Alerts:
             return
         await cancel_all(self._task)
         try:
-            await self._bucket.send(ALERT)
+            await self._bucket.ask_queue("send_message", MessageBody=ALERT)
         except StoreError as error:
             _log.warning("other relays could not be alerted, they find the mail a while later: %s", error)
