@@ -189,9 +189,9 @@ class ReaderThreads(Generic[Opened]):
     loop.
     """
 
-    def __init__(self, opened: Opened, name: str) -> None:
+    def __init__(self, opened: Opened, name: str, threads: int = 1) -> None:
         self.opened = opened
-        self._executor = ThreadPoolExecutor(1, name)
+        self._executor = ThreadPoolExecutor(threads, name)
         self._loop = asyncio.get_running_loop()
         self._stopped = False
 

@@ -24,7 +24,6 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -34,11 +33,9 @@ from zonerelay.config.settings import SpoolSettings
 from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import gathered
 from zonerelay.process.threads import STORE
-from zonerelay.store import records
+from zonerelay.store import directories, records
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
-from zonerelay.store.directories import FILE_NAME as RESERVE_FILE
-from zonerelay.store.directories import ReserveFile, lacks_inodes, lock_configured, make_configured
 from zonerelay.store.keys.partition import open_partition
 from zonerelay.store.keys.port import first_release
 from zonerelay.store.objects.engine import Object, ObjectEngine, checked_values, epoch_of, is_large
@@ -84,16 +81,16 @@ def disk_engine(
 
 async def open_disk(spool: SpoolSettings, around: StoreContext) -> PartitionStore:
     """Open the queue. Raises StoreOpenError."""
-    directories = await STORE.open(Directories, spool)
+    opened = await STORE.open(Directories, spool)
 
     async def release() -> None:
         await engine.close()
-        await STORE.run(directories.close)
+        await STORE.run(opened.close)
 
     async def foreign() -> str:
         found: list[str] = []
         for _ in range(LOOKS):
-            if not (found := await STORE.run(directories.foreign)):
+            if not (found := await STORE.run(opened.foreign)):
                 return ""
             await asyncio.sleep(LOOK_PAUSE)
         return f"{len(found)} files, {', '.join(found[:3])}"
@@ -112,7 +109,7 @@ async def open_disk(spool: SpoolSettings, around: StoreContext) -> PartitionStor
         raise
     except StoreError as error:
         raise StoreOpenError(
-            f"the queue in {directories.meta.path} cannot be opened: {error}. Its files were not changed"
+            f"the queue in {opened.meta.path} cannot be opened: {error}. Its files were not changed"
         ) from error
 
 
@@ -161,11 +158,11 @@ class Directories:
             raise
 
     def _open(self, option: str, path: Path) -> _QueueDirectory:
-        make_configured(path, option)
+        directories.make_configured(path, option)
         try:
             lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             self._opened.append(_QueueDirectory(option, path, lock, b""))
-            lock_configured(lock, path, option)
+            directories.lock_configured(lock, path, option)
             directory = self._opened[-1]._replace(mark=os.pread(lock, 200, 0))
         except OSError as error:
             raise StoreOpenError(
@@ -220,7 +217,7 @@ class Directories:
 
 def foreign_in(env: Path, meta: Path, scratch: Path) -> list[str]:
     """Return the files that do not belong to an empty queue."""
-    known = {LOCK, RESERVE_FILE, "mark", "nodes", "beats"}
+    known = {LOCK, directories.FILE_NAME, "mark", "nodes", "beats"}
     with translated():
         return sorted(
             str(path)
@@ -251,14 +248,15 @@ class DirectoryPlace:
         self._values = values
         self._is_reader = is_reader
         self._reserve = reserve
-        self._reserve_file = ReserveFile(directory, reserve)
+        self._reserve_file = directories.ReserveFile(directory, reserve)
         self._unsynced: set[Path] = set()
         """Directories with new names of values that are not synced."""
         if not is_reader:
             with translated():
                 durable.make_directory(directory)
             self._reserve_file.make()
-        self._threads = ThreadPoolExecutor(THREADS, "keys-files")
+        self._threads = directories.ReaderThreads(self, "keys-files", THREADS)
+        self._run = self._threads.run
 
     def _path(self, name: str) -> Path:
         _, is_value, tail = name.partition("/values/")
@@ -274,41 +272,37 @@ class DirectoryPlace:
         unsynced, self._unsynced = self._unsynced, set()
         places = unsynced | {self._path(each).parent for each, _ in values}
 
-        def write_draft() -> None:
-            self._with_room(partial(_write, draft, [data]), makes_room=makes_room)
-
-        def publish() -> bool:
-            return self._publish(draft, path, places, makes_room=makes_room)
-
-        def write_and_publish() -> bool:
-            write_draft()
-            return publish()
-
+        write_draft = partial(_write, draft, [data])
+        writes: list[Callable[[], None]] = [partial(self._with_room, write_draft, makes_room=makes_room)]
+        writes += self._writes(values, makes_room=makes_room)
         try:
-            if not values:
-                return await self._run(write_and_publish)
-            await gathered(map(self._run, [write_draft, *self._writes(values, makes_room=makes_room)]))
-            return await self._run(publish)
+            await gathered(self._run(each) for each in writes)
+            return await self._run(partial(self._publish, draft, path, places, makes_room=makes_room))
         except StoreError:
             self._unsynced |= unsynced
-            await self._run(partial(_drop, draft))
+            await self._run(_drop, draft)
             raise
 
     def _publish(self, draft: Path, path: Path, before: Iterable[Path], *, makes_room: bool) -> bool:
+        def is_linked() -> bool:
+            with translated(), contextlib.suppress(FileExistsError):
+                os.link(draft, path)
+                return True
+            return False
+
         with translated():
             try:
                 for directory in before:
                     durable.sync_directory(directory)
-                self._with_room(partial(_link, draft, path), makes_room=makes_room)
-            except FileExistsError:
-                return False
+                if not self._with_room(is_linked, makes_room=makes_room):
+                    return False
             finally:
                 _drop(draft)
             durable.sync_directory(path.parent)
         return True
 
     async def store(self, values: Sequence[Object]) -> None:
-        await gathered(map(self._run, self._writes(values, makes_room=False)))
+        await gathered(self._run(each) for each in self._writes(values, makes_room=False))
         self._unsynced.update(self._path(name).parent for name, _ in values)
 
     def _writes(self, values: Sequence[Object], *, makes_room: bool) -> list[Callable[[], None]]:
@@ -331,7 +325,7 @@ class DirectoryPlace:
                 durable.make_directory(self._path(name).parent)
                 durable.write(self._path(name), data)
 
-        await self._run(partial(self._reserve_file.make_way, write))
+        await self._run(self._reserve_file.make_way, write)
 
     async def read(self, name: str) -> bytes | None:
         def read() -> bytes | None:
@@ -398,23 +392,15 @@ class DirectoryPlace:
         return min(free.values())
 
     async def close(self) -> None:
-        self._threads.shutdown()
-
-    async def _run(self, function: Callable[[], T]) -> T:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, function)
-        except RuntimeError as error:
-            raise StoreError("the directory is closed") from error
+        self._threads.stop()
 
 
 def _write(path: Path, pieces: Sequence[bytes]) -> None:
     """Make the content of a file durable. Its name becomes durable when its directory is synced."""
     with translated():
-        try:
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, durable.PRIVATE)
-        except FileNotFoundError:
+        if not path.parent.exists():
             durable.make_directory(path.parent)
-            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, durable.PRIVATE)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, durable.PRIVATE)
         try:
             left = sum(map(len, pieces)) - os.writev(file, pieces)
             rest = memoryview(b"".join(pieces) if left else b"")[-left:]
@@ -423,15 +409,6 @@ def _write(path: Path, pieces: Sequence[bytes]) -> None:
             os.fsync(file)
         finally:
             os.close(file)
-
-
-def _link(draft: Path, path: Path) -> None:
-    try:
-        os.link(draft, path)
-    except FileExistsError:
-        raise
-    except OSError as error:
-        raise _store_error(error) from error
 
 
 def _drop(draft: Path) -> None:
@@ -463,6 +440,6 @@ def translated() -> Iterator[None]:
 def _store_error(error: OSError) -> StoreError:
     if error.errno not in _FULL:
         return StoreError(f"the queue directory: {error}")
-    if error.filename is not None and lacks_inodes(Path(os.fsdecode(error.filename)).parent):
+    if error.filename is not None and directories.lacks_inodes(Path(os.fsdecode(error.filename)).parent):
         return StoreFullError(f"the queue directory: its file system has no free inodes (df -i): {error}")
     return StoreFullError(f"the queue directory: {error}")
