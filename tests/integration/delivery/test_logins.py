@@ -23,8 +23,7 @@ from tests.support.smarthost import LoginBed, Smarthost
 from zonerelay.config.credentials.secrets import read_secret
 from zonerelay.config.settings import CredentialSettings, OauthGrant, SaslMechanismName, TlsMode, ZoneSettings
 from zonerelay.delivery.auth import accounts
-from zonerelay.delivery.auth.accounts import FIRST_PAUSE
-from zonerelay.delivery.auth.oauth import LONGEST_PAUSE
+from zonerelay.delivery.auth.accounts import FIRST_PAUSE, SHORT_PAUSES
 from zonerelay.model.reply import Scope, Verdict
 from zonerelay.routing.destinations.route import TlsDemand
 
@@ -592,6 +591,16 @@ async def test_after_a_refused_grant_another_refresh_token_is_tried_at_once(clou
     assert bed.events() == ["login-broken", "login-restored"]
 
 
+async def test_many_that_share_a_refused_request_wait_for_the_first_pause(cloud: Cloud) -> None:
+    cloud.server.answer = web.Response(status=401, text="{}")
+    bed = cloud.bed()
+    await asyncio.gather(*(bed.send(to(cloud.smarthost)) for _ in range(5)))
+    assert len(cloud.server.forms) == 1
+    cloud.server.answer = None
+    bed.clock.advance(FIRST_PAUSE)
+    assert (await bed.send(to(cloud.smarthost))).verdict is D
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -620,7 +629,7 @@ async def test_trouble_of_the_token_server_defers_and_backs_off(cloud: Cloud, an
     assert len(cloud.server.forms) == 1
     assert bed.events() == ["login-broken"]
     cloud.server.answer = None
-    bed.clock.advance(LONGEST_PAUSE)
+    bed.clock.advance(SHORT_PAUSES[0])
     assert (await bed.send(to(cloud.smarthost))).verdict is D
     assert bed.events() == ["login-broken", "login-restored"]
 

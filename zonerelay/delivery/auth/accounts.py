@@ -38,8 +38,11 @@ from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.model.delivery import QueueKind, queue_of
 from zonerelay.process.threads import FILES
 
-FIRST_PAUSE = 300.0
-LONGEST_PAUSE = 3600.0
+Pauses = tuple[float, float]
+"""The first pause after a failure, which doubles with each further one, and the longest, in seconds."""
+LOGIN_PAUSES = FIRST_PAUSE, LONGEST_PAUSE = 300.0, 3600.0
+SHORT_PAUSES = 5.0, 300.0
+"""After a failure that may be over soon: of a token server, or of a secret that cannot be read."""
 
 TRY_TIME = 120.0
 """Seconds for which the one try after a pause blocks others if it never reports a result."""
@@ -99,12 +102,21 @@ class Account:
         self._until = now + TRY_TIME
         return True
 
-    def refuse(self, problem: str, *, host: str, address: str, material: str, now: float) -> None:
+    def refuse(
+        self,
+        problem: str,
+        *,
+        material: str,
+        now: float,
+        host: str = "",
+        address: str = "",
+        pauses: Pauses = LOGIN_PAUSES,
+    ) -> None:
         self.problem, self.host, self.address = problem, host, address
         self.doubt()
         self.epoch += 1
         self._material = material
-        self._until = now + min(FIRST_PAUSE * 2.0 ** min(self._failures, 30), LONGEST_PAUSE)
+        self._until = now + min(pauses[0] * 2.0 ** min(self._failures, 30), pauses[1])
         self._failures += 1
 
     def accept(self, material: str) -> bool:

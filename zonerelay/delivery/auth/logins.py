@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from zonerelay.config.credentials.secrets import SecretError
 from zonerelay.config.settings import CredentialSettings, Settings, TlsMode, ZoneSettings, passwords_that_end
+from zonerelay.delivery.auth import accounts
 from zonerelay.delivery.auth.accounts import Account, RefreshTokenFiles, Secrets, digest
 from zonerelay.delivery.auth.oauth import Post, TokenError, TokenSource, post
 from zonerelay.delivery.peer import HostFailure, Terms
@@ -267,8 +268,6 @@ class Logins:
         for account in self._accounts.values():
             if account.zone == zone and account.problem:
                 account.forgive()
-                if account.credential in self._tokens:
-                    self._tokens[account.credential].retry_now()
 
     def problems(self) -> Iterator[str]:
         """Yield one line per credential that cannot log in, or soon will not be able to, for `status`."""
@@ -324,16 +323,17 @@ class Logins:
         account = self._accounts.get((zone.name, credential.name))
         if account is None:
             account = self._accounts[zone.name, credential.name] = Account(zone.name, credential.name)
-        scope = Scope.HOST if len(zone.credentials) == 1 else Scope.MESSAGE
+        scope, epoch = Scope.HOST if len(zone.credentials) == 1 else Scope.MESSAGE, account.epoch
         try:
             material = await self._material(credential)
             if not refused and not account.may_try(material, self.clock.monotonic()):
                 raise _no_login(account, scope)
-            epoch = account.epoch
             identity, new = await self._identity(credential, refused)
         except (SecretError, TokenError) as error:
-            final = isinstance(error, TokenError) and error.refused
-            self._broken(account, str(error), await self._material_or_none(credential) if final else None)
+            is_final = isinstance(error, TokenError) and error.refused
+            material = await self._material_or_none(credential)
+            if account.epoch == epoch:  # batches that shared a request count its failure once
+                self._broken(account, str(error), material, is_final=is_final)
             raise _no_login(account, scope) from error
         # A server may have replaced the refresh token by now.
         if credential.token_url:
@@ -378,17 +378,13 @@ class Logins:
 
     # ---- what came of it ----------------------------------------------------------------------
 
-    def _broken(self, account: Account, problem: str, material: str | None) -> None:
-        """Note a login that could not be tried. `material` are the secrets that an operator has
-        to correct.
+    def _broken(self, account: Account, problem: str, material: str, *, is_final: bool) -> None:
+        """Note a login that could not be tried. `material` are the secrets that an operator has to correct if
+        it `is_final`.
         """
+        pauses = accounts.LOGIN_PAUSES if is_final else accounts.SHORT_PAUSES
         news = problem != account.problem
-        if material is None:
-            account.problem, account.host, account.address = problem, "", ""
-            account.doubt()
-        else:
-            now = self.clock.monotonic()
-            account.refuse(problem, host="", address="", material=material, now=now)
+        account.refuse(problem, material=material, now=self.clock.monotonic(), pauses=pauses)
         self.events.answered(account.zone, "broken")
         if news:
             self.events.broken(account.zone, account.credential, problem)

@@ -1,8 +1,8 @@
 """Fetches and stores access tokens for XOAUTH2, with a refresh token or the application's own secret.
 
 For each credential one request runs at a time, and all callers wait for the same token. A token is used until
-shortly before it expires, and is replaced before that in the background, so that no mail waits. After a
-failure the token server is not queried for a pause that grows. Until it is over, callers get the last error.
+shortly before it expires, and is replaced before that in the background, so that no mail waits. How long the
+token server is not queried after a failure is decided as for a refused login (`accounts.py`).
 
 TokenError (see its `refused`) and SecretError are raised. No token appears in a text, log or repr.
 
@@ -150,8 +150,8 @@ SPARE = 30.0
 AHEAD = 0.8
 """The part of its life after which a token is replaced in the background."""
 
-FIRST_PAUSE = 5.0
-LONGEST_PAUSE = 300.0
+RENEW_AGAIN = 60.0
+"""Seconds from a renewal in the background to the next one, if it fails."""
 
 
 Post = Callable[[str, Mapping[str, str]], Awaitable[Response]]
@@ -182,10 +182,6 @@ class TokenSource:
         self._renew_at = 0.0
         self._unkept: tuple[str, str] | None = None
         self._fetching: asyncio.Task[str] | None = None
-        self._failures = 0
-        self._pause_until = 0.0
-        self._failure: TokenError | SecretError | None = None
-        self._failed_with: tuple[str, str] | None = None
 
     async def material(self) -> tuple[str, str]:
         """Return client secret and refresh token as they are now. Raise SecretError."""
@@ -202,7 +198,8 @@ class TokenSource:
         """Return the token, and whether it was fetched just now. Raise TokenError and SecretError."""
         now = self.clock.monotonic()
         if self._token and now < self._good_until:
-            if now >= self._renew_at and self._fetching is None and now >= self._pause_until:
+            if now >= self._renew_at and self._fetching is None:
+                self._renew_at = now + RENEW_AGAIN
                 self._begin().add_done_callback(self._renewed)
             return self._token, False
         return await self._fresh(), True
@@ -214,25 +211,8 @@ class TokenSource:
         return await self._fresh()
 
     async def _fresh(self) -> str:
-        if self._fetching is None:
-            if self._failure is not None and self.clock.monotonic() < self._pause_until:
-                await self._raise_unless_corrected(self._failure)
-            if self._fetching is None:
-                self._begin()
-        assert self._fetching is not None
         # A cancelled caller must not cancel the request, for which others wait.
-        return await asyncio.shield(self._fetching)
-
-    async def _raise_unless_corrected(self, failure: TokenError | SecretError) -> None:
-        """Raise the last error unless the secrets have changed since, because it does not apply to other
-        secrets.
-        """
-        if self._failed_with is None or await self.material() == self._failed_with:
-            raise failure
-
-    def retry_now(self) -> None:
-        """End the pause after a failure, because an operator requested it."""
-        self._pause_until = 0.0
+        return await asyncio.shield(self._fetching or self._begin())
 
     def forget(self) -> None:
         """Drop the present token, which a smarthost has refused."""
@@ -256,15 +236,7 @@ class TokenSource:
             self.warn(str(error))
 
     async def _fetch(self) -> str:
-        try:
-            grant = await self._ask()
-        except (TokenError, SecretError) as error:
-            self._failures += 1
-            pause = min(FIRST_PAUSE * 2.0 ** min(self._failures - 1, 30), LONGEST_PAUSE)
-            self._pause_until = self.clock.monotonic() + pause
-            self._failure = error
-            raise
-        self._failures, self._failure = 0, None
+        grant = await self._ask()
         now = self.clock.monotonic()
         self._token = grant.access_token
         self._good_until = now + max(grant.life - SPARE, grant.life / 2)
@@ -273,8 +245,7 @@ class TokenSource:
 
     async def _ask(self) -> AccessToken:
         settings = self.settings
-        self._failed_with = None
-        client_secret, refresh_token = self._failed_with = await self.material()
+        client_secret, refresh_token = await self.material()
         form = request_form(settings, client_secret=client_secret, refresh_token=refresh_token)
         host = urlsplit(settings.token_url).hostname or ""
         try:
