@@ -159,7 +159,7 @@ def test_a_password_of_other_letters_is_hashed_in_its_prepared_form() -> None:
     assert final.endswith(",p=" + b64(bytes(a ^ b for a, b in zip(key, signature, strict=True))))
 
 
-@pytest.mark.parametrize("password", ["", "a\x07b", "\u0627\u0031", "\ue000"])
+@pytest.mark.parametrize("password", ["", "a\x07b", "\ue000"])
 def test_scram_refuses_passwords_that_it_cannot_send(password: str) -> None:
     with pytest.raises(SaslError, match="the password"):
         talk("SCRAM-SHA-256", SaslIdentity("user", password))

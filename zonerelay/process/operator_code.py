@@ -11,19 +11,22 @@ from queue import SimpleQueue
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
+from zonerelay.config.problems import did_you_mean
+
 T = TypeVar("T")
 
 
-def named(name: str, form: str, instead: Callable[[str], str] = lambda name: "") -> object:
-    """Return the object that a name of this form ("module:Class") names. `instead` returns what else may be
-    meant if the module does not have it. Raise ValueError with a message for the operator.
+def named(name: str, form: str) -> object:
+    """Return the object that a name of this form ("module:Class") names. Raise ValueError with a message for
+    the operator.
     """
     module_name, _, attribute = name.partition(":")
     if not (module_name and attribute):
         raise ValueError(f'expected "{form}", not {name!r}')
-    found: object = getattr(_module(module_name), attribute, None)
+    module = _module(module_name)
+    found: object = getattr(module, attribute, None)
     if found is None:
-        raise ValueError(f"module {module_name!r} has no {attribute!r}{instead(name)}")
+        raise ValueError(f"module {module_name!r} has no {attribute!r}{did_you_mean(attribute, dir(module))}")
     return found
 
 

@@ -26,7 +26,6 @@ import contextlib
 import inspect
 import logging
 import re
-import sys
 import threading
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import KW_ONLY, InitVar, dataclass
@@ -329,13 +328,13 @@ def load_policy(name: str, context: PolicyContext) -> Policy:
 
     Raise ValueError with a message for the operator on failure.
     """
-    found = named(name, "module:Class", _instead)
+    found = named(name, "module:Class")
     if not (inspect.isclass(found) and issubclass(found, Policy)):
         if not any(_HOOK.fullmatch(each) for each in dir(found)):
             what = "class" if inspect.isclass(found) else "object"
             raise ValueError(
                 f"{name} is neither a subclass of zonerelay.inbound.policy.Policy nor an aiosmtpd handler: "
-                f"this {what} has no method such as handle_DATA{_instead(name)}"
+                f"this {what} has no method such as handle_DATA"
             )
         return _made(name, lambda: _handler_policy(found, context))
     if not any(getattr(found, e.step) is not getattr(Policy, e.step) for e in api.EVENTS):
@@ -348,7 +347,7 @@ def load_authenticator(name: str, context: PolicyContext) -> Callable[[api.Prese
     """Import the operator's code, and return the step that calls it. Raise ValueError as `load_policy`
     does.
     """
-    found = named(name, "module:Class", _instead)
+    found = named(name, "module:Class")
     check: Any = _made(name, found) if inspect.isclass(found) else found  # Any: an operator's object
     expected = (
         "a callable with (server, session, envelope, mechanism, auth_data), as authenticators of aiosmtpd"
@@ -391,18 +390,3 @@ def _made(name: str, make: Callable[[], Made]) -> Made:
         raise ValueError(f"{name} cannot be used: {error}") from error
     except (Exception, SystemExit) as error:
         raise ValueError(f"{name} cannot be used: {type(error).__name__}: {error}") from error
-
-
-def _instead(wrong: str) -> str:
-    module_name, _, name = wrong.partition(":")
-    policies = [
-        each
-        for each, value in vars(sys.modules[module_name]).items()
-        if inspect.isclass(value)
-        and value is not Policy
-        and (issubclass(value, Policy) or any(_HOOK.fullmatch(method) for method in dir(value)))
-    ]
-    import difflib  # noqa: PLC0415 - only with a mistake
-
-    close = difflib.get_close_matches(name, policies, 1) or policies[:1]
-    return f"; did you mean {close[0]!r}?" if close else ""

@@ -22,38 +22,6 @@ import unicodedata
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-# SASLprep (RFC 4013): user names and passwords in the form that SCRAM sends. ASCII stays unchanged.
-
-_FORBIDDEN: tuple[Callable[[str], bool], ...] = tuple(
-    getattr(stringprep, f"in_table_{table}")
-    for table in ["c12", "c21_c22", "c3", "c4", "c5", "c6", "c7", "c8", "c9"]
-)
-
-
-def prepared(text: str) -> str:
-    """Return the prepared text. Raise ValueError with a message that continues "the password …"."""
-    if not text.isascii():
-        spaced = "".join(" " if stringprep.in_table_c12(c) else c for c in text)
-        text = unicodedata.ucd_3_2_0.normalize(
-            "NFKC", "".join(c for c in spaced if not stringprep.in_table_b1(c))
-        )
-    if not text or any(forbidden(c) for c in text for forbidden in _FORBIDDEN):
-        raise ValueError("is empty or contains characters that SCRAM cannot send (RFC 4013)")
-    _check_direction(text)
-    return text
-
-
-def _check_direction(text: str) -> None:
-    """Check that right-to-left text begins and ends with such letters, and has none of the others (RFC 3454
-    6).
-    """
-    if text.isascii() or not any(map(stringprep.in_table_d1, text)):
-        return
-    ends = stringprep.in_table_d1(text[0]) and stringprep.in_table_d1(text[-1])
-    if not ends or any(map(stringprep.in_table_d2, text)):
-        raise ValueError("mixes directions of characters in a way that SCRAM cannot send (RFC 4013)")
-
-
 PASSWORD_MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-1", "PLAIN", "LOGIN")
 """The strongest first."""
 
@@ -380,8 +348,21 @@ def _shown(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text[:_SHOWN])
 
 
+_FORBIDDEN: tuple[Callable[[str], bool], ...] = tuple(
+    getattr(stringprep, f"in_table_{table}")
+    for table in ["c12", "c21_c22", "c3", "c4", "c5", "c6", "c7", "c8", "c9"]
+)
+
+
 def _prepared(text: str, what: str) -> str:
-    try:
-        return prepared(text)
-    except ValueError as error:
-        raise SaslError(f"the {what} {error}") from error
+    """Return a user name or password in the form that SCRAM sends (SASLprep, RFC 4013). ASCII stays
+    unchanged. Whether a right-to-left text may be one is left to the server. Raise SaslError.
+    """
+    if not text.isascii():
+        spaced = "".join(" " if stringprep.in_table_c12(c) else c for c in text)
+        text = unicodedata.ucd_3_2_0.normalize(
+            "NFKC", "".join(c for c in spaced if not stringprep.in_table_b1(c))
+        )
+    if not text or any(forbidden(c) for c in text for forbidden in _FORBIDDEN):
+        raise SaslError(f"the {what} is empty or contains characters that SCRAM cannot send (RFC 4013)")
+    return text
