@@ -21,19 +21,11 @@ from tests.support.dns import SERVFAIL, FakeDns, OnError
 from tests.support.event_log import EventLog, events_into
 from tests.support.inbound import HOSTNAME, House, listening
 from tests.support.tls_client import trusting
+from zonerelay.config import settings as tables
 from zonerelay.config.load import settings_in
 from zonerelay.config.options.options import options_of
 from zonerelay.config.problems import Report
-from zonerelay.config.settings import (
-    REPEATED,
-    AuthSettings,
-    DnsSettings,
-    ListenerAuth,
-    ListenerSettings,
-    ListenerTls,
-    Settings,
-    SrsSettings,
-)
+from zonerelay.config.settings import REPEATED, AuthSettings, ListenerSettings, Settings, SrsSettings
 from zonerelay.inbound import policy
 from zonerelay.inbound.access.auth import Authenticator
 from zonerelay.inbound.access.networks import AccessRules, SenderDomains
@@ -77,11 +69,11 @@ async def staged(
     events = events_into(log, clock)
     settings = listener_settings(steps)
     certificates = users = runner = None
-    if settings.tls is not ListenerTls.NONE:
+    if settings.tls is not tables.ListenerTls.NONE:
         files, keys = context_files([server()], directory)
         settings = replace(settings, certificate=files, key=keys)
         certificates = Certificates(settings, clock=clock, events=events)
-    if settings.auth is not ListenerAuth.OFF:
+    if settings.auth is not tables.ListenerAuth.OFF:
         users = Authenticator(
             auth_settings(steps, directory), clock=clock, events=events, secret=bytes(32), sleep=_at_once
         )
@@ -175,7 +167,9 @@ async def _sender_domains(steps: Sequence[Step], stack: AsyncExitStack) -> Sende
         name: SERVFAIL for name, records in zones.items() if not records
     }
     server = await stack.enter_async_context(FakeDns(zones, faults))
-    resolver = Resolver(DnsSettings(servers=(server.address,), timeout=0.5), ManualClock(), hosts=Hosts({}))
+    resolver = Resolver(
+        tables.DnsSettings(servers=(server.address,), timeout=0.5), ManualClock(), hosts=Hosts({})
+    )
     stack.push_async_callback(resolver.close)
     return SenderDomains(resolver)
 

@@ -11,13 +11,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tests.fuzz.visitors import Client, Crowd
-from zonerelay.config.settings import (
-    BareLineEnds,
-    ListenerAuth,
-    ListenerSettings,
-    ListenerTls,
-    UnsafeListener,
-)
+from zonerelay.config import settings as options
+from zonerelay.config.settings import BareLineEnds, ListenerAuth, ListenerSettings, ListenerTls
 from zonerelay.inbound.state import replies
 
 EVERYBODY = (ipaddress.ip_network("192.0.2.0/24"),)
@@ -69,7 +64,7 @@ def settings(dice: random.Random) -> ListenerSettings:
         tls=dice.choice([ListenerTls.NONE, *ListenerTls]),
         require_tls=dice.random() < 0.2,
         auth=dice.choice([ListenerAuth.OFF, *ListenerAuth]),
-        unsafe=dice.choice([(), *[(UnsafeListener.CLEARTEXT_AUTH,)] * 2]),
+        unsafe=dice.choice([(), *[(options.UnsafeListener.CLEARTEXT_AUTH,)] * 2]),
         allow_networks=dice.choice([EVERYBODY, EVERYBODY, EVERYBODY, ()]),
         proxy_networks=dice.choice([(), (ipaddress.ip_network("192.0.2.128/25"),)]),
         xclient_networks=dice.choice([(), EVERYBODY]),

@@ -17,13 +17,8 @@ from tests.support.handlers import SEEN
 from tests.support.relay import HOSTNAME, LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
 from tests.support.tls_client import trusting
-from zonerelay.config.settings import (
-    ListenerAuth,
-    ListenerSettings,
-    ListenerTls,
-    UnsafeListener,
-    ZoneSettings,
-)
+from zonerelay.config import settings as tables
+from zonerelay.config.settings import ListenerAuth, ListenerTls, UnsafeListener, ZoneSettings
 
 MESSAGE = b"From: app@example.org\r\nSubject: news\r\n\r\nhello\r\n.dot\r\n"
 
@@ -41,7 +36,7 @@ async def handled(
 ) -> AsyncIterator[tuple[Running, Sink]]:  # Any: options of a listener, by name
     async with Sink() as sink:
         zone = ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}", allow_private_addresses=True)
-        chosen = ListenerSettings(
+        chosen = tables.ListenerSettings(
             address=f"{LOOPBACK}:0", policy=f"tests.support.handlers:{policy}" if policy else "", **listener
         )
         async with relay_with(settings(directory, zone=zone, listener=chosen)) as running:

@@ -24,17 +24,7 @@ from zonerelay.operations import answers as messages
 from zonerelay.operations.answers import EndFrame, Frame, Pong
 from zonerelay.operations.catalogue import OPERATIONS
 from zonerelay.operations.errors import ControlError, NotFoundError, NotRunningError
-from zonerelay.operations.requests import (
-    Ping,
-    QueueCat,
-    QueueList,
-    QueueShow,
-    QueueTrace,
-    Request,
-    Resolve,
-    Status,
-    Tail,
-)
+from zonerelay.operations.requests import Ping, QueueList, QueueShow, QueueTrace, Request, Status, Tail
 
 
 def row(number: int) -> answers.DeliveryRow:
@@ -73,7 +63,7 @@ class Fake:
                 await self._look_again(answer)
             case QueueShow():
                 raise NotFoundError("no such message")
-            case QueueCat():
+            case requests.QueueCat():
                 await answer.send(answers.MessageBody(message_id=request.message_id, sender="", size=100))
                 await answer.send(answers.BodyPiece(octets=b"its beginning"))
                 raise ControlError("the disk is broken")
@@ -160,7 +150,7 @@ async def test_what_is_not_found_is_told_apart(relay: Relay) -> None:
 
 async def test_an_unexpected_error_is_answered_blandly_and_reported(relay: Relay) -> None:
     with pytest.raises(ControlError, match="unexpected RuntimeError") as caught:
-        await relay.ask(Resolve(pseudonym="u-x"))
+        await relay.ask(requests.Resolve(pseudonym="u-x"))
     assert "secret" not in str(caught.value)
     assert [str(error) for error in relay.faults] == ["a secret that stays in the log"]
     assert (await relay.ask(Ping()))[-1] == EndFrame()

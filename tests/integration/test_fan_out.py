@@ -16,18 +16,7 @@ from zonerelay.control.runner import Handler, ResponseStream
 from zonerelay.control.socket import CallSocket, frames
 from zonerelay.operations import answers, requests
 from zonerelay.operations import answers as messages
-from zonerelay.operations.answers import (
-    BodyPiece,
-    ChangeResult,
-    Count,
-    DeliveryRow,
-    DestinationStatus,
-    EndFrame,
-    LossDismissal,
-    MessageDetail,
-    RelayStatus,
-    encode,
-)
+from zonerelay.operations.answers import BodyPiece, ChangeResult, Count, DeliveryRow, EndFrame, LossDismissal
 from zonerelay.operations.catalogue import OPERATIONS, OperationCall, decode_call
 from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.operations.operation import MergeRule, Operation, ResponseKind, fields_of
@@ -196,8 +185,8 @@ async def test_a_body_of_which_a_worker_has_sent_a_part_comes_from_no_other(tmp_
 
     async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
-        writer.write(encode(messages.MessageBody(message_id="0" * 16, sender="", size=5)))
-        writer.write(encode(BodyPiece(octets=b"who")))
+        writer.write(answers.encode(messages.MessageBody(message_id="0" * 16, sender="", size=5)))
+        writer.write(answers.encode(BodyPiece(octets=b"who")))
         writer.close()
 
     places = {number: tmp_path / f"{number}.sock" for number in range(2)}
@@ -287,7 +276,7 @@ class Paced:
     """A worker whose mail waits for a rate of one transaction a second, which all workers share."""
 
     def __init__(self, number: int, ready: int, next_turn: float | None) -> None:
-        self.destination = DestinationStatus(
+        self.destination = answers.DestinationStatus(
             zone="default",
             destination=f"{number}.example",
             hosts="mx.example.com:25",
@@ -323,9 +312,9 @@ async def test_mail_that_waits_for_a_rate_waits_for_that_of_all_workers(tmp_path
         return of.next_turn, of.waiting, of.turns_seconds
 
     async with relay_of(tmp_path, workers) as path, asyncio.timeout(20):
-        (whole,) = (await ask(path, requests.Status(), RelayStatus)).destinations
+        (whole,) = (await ask(path, requests.Status(), answers.RelayStatus)).destinations
         assert (whole.next_turn, whole.ready, whole.turns_seconds, whole.per_minute) == (*expected, 90)
-        shown = await ask(path, requests.QueueShow(message_id="a" * 14 + "01"), MessageDetail)
+        shown = await ask(path, requests.QueueShow(message_id="a" * 14 + "01"), answers.MessageDetail)
         assert turn(shown.deliveries[0]) == expected
         counted = await ask(path, requests.QueueCount(sample=3), Count)
         assert [turn(each) for each in counted.sample] == [expected, expected, (None, 0, 0.0)]

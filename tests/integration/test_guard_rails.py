@@ -14,20 +14,14 @@ from tests.support.credentials import file_of, user
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
 from zonerelay.capture import store as capture_store
+from zonerelay.config import settings as tables
 from zonerelay.config import user_limits
 from zonerelay.config.credentials.file import User
-from zonerelay.config.settings import (
-    AuthSettings,
-    ListenerAuth,
-    ListenerSettings,
-    RouteSettings,
-    UnsafeListener,
-    ZoneSettings,
-)
+from zonerelay.config.settings import AuthSettings, ListenerAuth, RouteSettings, UnsafeListener, ZoneSettings
 from zonerelay.config.user_limits import UserLimits
 from zonerelay.inbound.limits import usage_file
 
-LISTENER = ListenerSettings(
+LISTENER = tables.ListenerSettings(
     address=f"{LOOPBACK}:0", auth=ListenerAuth.OPTIONAL, unsafe=(UnsafeListener.CLEARTEXT_AUTH,)
 )
 MESSAGE = b"From: shop@example.org\r\nSubject: x\r\n\r\nhello\r\n"

@@ -22,16 +22,8 @@ from tests.support.sink_conversation import Received
 from tests.unit.test_rates import fullest
 from zonerelay.cli.operate.queue import delivery_table
 from zonerelay.cli.terminal import output
-from zonerelay.config.settings import (
-    Backend,
-    DestinationSettings,
-    PostgresSettings,
-    RedisSettings,
-    RouteSettings,
-    Settings,
-    SpoolSettings,
-    ZoneSettings,
-)
+from zonerelay.config import settings as options
+from zonerelay.config.settings import Backend, DestinationSettings, Settings, SpoolSettings, ZoneSettings
 from zonerelay.config.units import parse_rate
 from zonerelay.limits.authority import LimitTable
 from zonerelay.limits.unix_socket import LimitServer
@@ -198,7 +190,7 @@ async def test_too_large_mail_of_a_zone_is_returned_without_a_connection(tmp_pat
     async with FakeDns(names("small.example", "large.example")) as dns, Timed() as sink:
         zones = (to_mx(sink), to_mx(sink, name="small", max_message_size=1024))
         base = chosen(tmp_path, dns, *zones)
-        route = RouteSettings(zone="small", recipient_domain=("small.example",))
+        route = options.RouteSettings(zone="small", recipient_domain=("small.example",))
         async with relay_with(replace(base, route=(route,))) as running:
             await running.send("a@large.example", ["b@small.example", "c@large.example"], LARGE)
             await running.until_empty()
@@ -400,10 +392,10 @@ def shared_spool(backend: Backend, directory: Path, chosen: ZoneSettings) -> lis
             identity, zone=chosen, spool=SpoolSettings(backend=backend, path=identity, min_free_space=0)
         )
         if backend is Backend.REDIS:
-            base = replace(base, redis=RedisSettings(url=shared_server().url, prefix=f"{name}:"))
+            base = replace(base, redis=options.RedisSettings(url=shared_server().url, prefix=f"{name}:"))
         else:
             server = shared_postgres()
-            postgres = PostgresSettings(url=server.url, schema=f"limits_{name}", node=node)
+            postgres = options.PostgresSettings(url=server.url, schema=f"limits_{name}", node=node)
             base = replace(base, postgres=postgres)
         found.append(base)
     return found

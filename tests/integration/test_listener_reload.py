@@ -17,15 +17,8 @@ from tests.support.credentials import file_of, user
 from tests.support.ports import LOOPBACK, free_ports
 from tests.support.relay import Running, relay_with, settings
 from tests.support.tls_client import trusting
-from zonerelay.config.settings import (
-    AccessSettings,
-    AuthSettings,
-    ListenerAuth,
-    ListenerSettings,
-    ListenerTls,
-    Settings,
-    ZoneSettings,
-)
+from zonerelay.config import settings as tables
+from zonerelay.config.settings import AuthSettings, ListenerAuth, ListenerSettings, ListenerTls
 from zonerelay.inbound.listen import listeners
 from zonerelay.inbound.listen.listener import Listener
 from zonerelay.inbound.state.context import AskedPolicy
@@ -119,8 +112,8 @@ def with_tls(directory: Path, made: Made, name: str = "relay", **options: object
     return listener(tls=ListenerTls.STARTTLS, certificate=(certificate_file,), key=(key,), **options)
 
 
-def chosen(directory: Path, *listeners: ListenerSettings) -> Settings:
-    first = settings(directory, zone=ZoneSettings(next_hop=f"{LOOPBACK}:1"), listener=listeners[0])
+def chosen(directory: Path, *listeners: ListenerSettings) -> tables.Settings:
+    first = settings(directory, zone=tables.ZoneSettings(next_hop=f"{LOOPBACK}:1"), listener=listeners[0])
     return replace(first, listener=listeners)
 
 
@@ -239,14 +232,14 @@ async def test_a_changed_credentials_file_and_another_one_count_from_the_next_lo
 
 async def test_changed_access_rules_are_for_new_sessions(tmp_path: Path) -> None:
     first = listener()
-    rule = AccessSettings(recipient=("example.com",))
+    rule = tables.AccessSettings(recipient=("example.com",))
     async with relay_with(chosen(tmp_path, first)) as running, session(first.address) as open_one:
         await reload(running, access=(rule,))
         async with session(first.address) as client:
             assert await client.rcpt("someone@example.com") == 550
             assert await client.rcpt("someone@example.net") == 250
         assert await open_one.rcpt("someone@example.com") == 250
-        await reload(running, access=(AccessSettings(recipient=("someone@-x-",)),))
+        await reload(running, access=(tables.AccessSettings(recipient=("someone@-x-",)),))
         async with session(first.address) as client:
             assert await client.rcpt("someone@example.com") == 550
         (problem,) = (await running.status()).problems

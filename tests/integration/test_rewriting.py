@@ -18,18 +18,8 @@ from tests.support.dkim import PEMS, entry, records, verified
 from tests.support.relay import HOSTNAME, LOOPBACK, QUICK, Running, relay_with, settings
 from tests.support.sink import Sink
 from tests.support.sink_conversation import Manners
-from zonerelay.config.settings import (
-    DkimMode,
-    DkimSettings,
-    ListenerSettings,
-    RetrySettings,
-    RewriteScope,
-    RewriteSettings,
-    RouteSettings,
-    Settings,
-    SrsSettings,
-    ZoneSettings,
-)
+from zonerelay.config import settings as options
+from zonerelay.config.settings import DkimSettings, ListenerSettings, Settings, SrsSettings, ZoneSettings
 from zonerelay.message.srs import Srs
 from zonerelay.model.envelope import Mailbox, MessageId
 from zonerelay.store.contract import CHUNK_SIZE
@@ -38,8 +28,8 @@ MESSAGE = (
     b"From: App <app@old.example>\r\nTo: ann@old.example\r\nBcc: x@y.example\r\nSubject: x\r\n\r\n"
     b"hello \t x\r\n"
 )
-MOVED = RewriteSettings(address=("old.example",), to="@new.example")
-STANDSTILL = RetrySettings(schedule=(3600.0,), suspend_min=3000.0, suspend_max=3600.0)
+MOVED = options.RewriteSettings(address=("old.example",), to="@new.example")
+STANDSTILL = options.RetrySettings(schedule=(3600.0,), suspend_min=3000.0, suspend_max=3600.0)
 NOWHERE = ZoneSettings(next_hop=f"{LOOPBACK}:1")
 
 
@@ -49,7 +39,7 @@ def to_sink(sink: Sink, name: str = "default", *, srs: bool = False) -> ZoneSett
 
 async def test_routes_queue_and_header_have_the_other_addresses(tmp_path: Path, sink: Sink) -> None:
     zones = (NOWHERE, to_sink(sink, "new"))
-    routes = (RouteSettings(recipient=("ann@new.example",), header=("From: app@new",), zone="new"),)
+    routes = (options.RouteSettings(recipient=("ann@new.example",), header=("From: app@new",), zone="new"),)
     chosen = settings(tmp_path, zone=zones, route=routes, rewrite=(MOVED,))
     async with relay_with(chosen) as running:
         await running.send("app@old.example", ["ann@old.example"], MESSAGE)
@@ -71,8 +61,8 @@ async def test_routes_queue_and_header_have_the_other_addresses(tmp_path: Path, 
 
 async def test_a_report_names_the_recipient_that_the_sender_knows(tmp_path: Path, sink: Sink) -> None:
     rules = (
-        RewriteSettings(
-            address=("ann@old.example",), to="permerror@new.example", where=RewriteScope.RECIPIENT
+        options.RewriteSettings(
+            address=("ann@old.example",), to="permerror@new.example", where=options.RewriteScope.RECIPIENT
         ),
     )
     chosen = settings(tmp_path, zone=to_sink(sink), rewrite=rules)
@@ -413,7 +403,7 @@ async def test_reports_of_our_own_are_signed(tmp_path: Path) -> None:
 
 
 async def test_where_a_signature_is_required_mail_waits_for_its_key(tmp_path: Path) -> None:
-    async with staged(tmp_path, sign=True, dkim=DkimMode.REQUIRED) as stage:
+    async with staged(tmp_path, sign=True, dkim=options.DkimMode.REQUIRED) as stage:
         running = stage.running
         theirs = b"From: x@other.example\r\n\r\nx\r\n"
         for count in (1, 2):
@@ -437,7 +427,7 @@ async def test_rules_and_keys_change_on_reload(tmp_path: Path) -> None:
     async with staged(tmp_path, sign=True) as stage:
         running = stage.running
         [zone] = stage.chosen.zone
-        await stage.reload(zone=(replace(zone, header_add=("X-New: 1",), dkim=DkimMode.OFF),))
+        await stage.reload(zone=(replace(zone, header_add=("X-New: 1",), dkim=options.DkimMode.OFF),))
         await running.send(f"app@{DOMAIN}", ["a@example.com"], MAILED)
         [received] = await stage.sink.wait_for(1)
         assert received.body.startswith(b"X-New: 1\r\nReceived: ")

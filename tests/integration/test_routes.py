@@ -18,17 +18,8 @@ from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
 from tests.support.tls_client import trusting
 from zonerelay.cli.operate.queue import zone_of
-from zonerelay.config.settings import (
-    AuthSettings,
-    ListenerAuth,
-    ListenerSettings,
-    ListenerTls,
-    RetrySettings,
-    RouteSettings,
-    Settings,
-    UnsafeListener,
-    ZoneSettings,
-)
+from zonerelay.config import settings as tables
+from zonerelay.config.settings import ListenerSettings, RetrySettings, RouteSettings, Settings, ZoneSettings
 from zonerelay.model.envelope import Priority
 from zonerelay.operations import requests
 from zonerelay.operations.answers import ChangeResult, DeliveryRow, Explanation, MessageDetail, OrderResult
@@ -37,7 +28,7 @@ from zonerelay.telemetry.events.records import TraceStep
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"
 HERE = (ipaddress.ip_network("127.0.0.0/8"),)
-WITH_USERS = {"auth": ListenerAuth.OPTIONAL, "unsafe": (UnsafeListener.CLEARTEXT_AUTH,)}
+WITH_USERS = {"auth": tables.ListenerAuth.OPTIONAL, "unsafe": (tables.UnsafeListener.CLEARTEXT_AUTH,)}
 STANDSTILL = RetrySettings(schedule=(3600.0,), suspend_min=3000.0, suspend_max=3600.0)
 
 
@@ -55,7 +46,7 @@ def standing_still(
     """Nobody listens where its zones deliver to: mail stays and can be looked at."""
     zones = [ZoneSettings(name=name, next_hop=f"{LOOPBACK}:1") for name in ("default", "bulk", "vip")]
     (directory / "credentials").write_text(file_of(replace(user("app"), priority=Priority.BULK)))
-    auth = AuthSettings(credentials=directory / "credentials")
+    auth = tables.AuthSettings(credentials=directory / "credentials")
     return settings(directory, zone=zones, route=routes, listener=listener, retry=STANDSTILL, auth=auth)
 
 
@@ -255,7 +246,10 @@ async def test_a_route_knows_the_certificate_that_a_client_shows(tmp_path: Path)
     certificate, key = made("relay.test").write(tmp_path, "relay")
     shown = client.write(tmp_path, "client")
     here = listener(
-        tls=ListenerTls.STARTTLS, certificate=(certificate,), key=(key,), allow_certificates=("cd" * 32,)
+        tls=tables.ListenerTls.STARTTLS,
+        certificate=(certificate,),
+        key=(key,),
+        allow_certificates=("cd" * 32,),
     )
     route = bulk(certificate=(client.fingerprint,))
     async with relay_with(standing_still(tmp_path, route, listener=here)) as running:

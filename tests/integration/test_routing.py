@@ -9,19 +9,8 @@ from dataclasses import dataclass
 import pytest
 import uvloop
 
-from tests.support.dns import (
-    GARBAGE,
-    NXDOMAIN,
-    REFUSED,
-    SERVFAIL,
-    SILENCE,
-    TRUNCATED,
-    WRONG_ID,
-    FakeDns,
-    InjectedFaults,
-    OnError,
-    Zones,
-)
+from tests.support import dns as fake_dns
+from tests.support.dns import GARBAGE, NXDOMAIN, REFUSED, SERVFAIL, SILENCE, TRUNCATED, FakeDns, OnError
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.settings import DnsSettings, ZoneSettings
 from zonerelay.inbound.access.networks import NO_DOMAIN, NO_HOST, NULL_MX, UNKNOWN, SenderDomains
@@ -33,7 +22,7 @@ from zonerelay.routing.destinations.route import Route, Unroutable
 from zonerelay.routing.dns.answers import DnsStatus, TlsaRecord
 from zonerelay.routing.dns.resolver import FAILURE_TTL, MAX_RECORDS, Hosts, Resolver
 
-ZONES: Zones = {
+ZONES: fake_dns.Zones = {
     "example.com": {"MX": ["20 Backup.Example.com", "10 mx.example.com"], "TTL": 300},
     "mx.example.com": {"A": ["192.0.2.1", "192.0.2.2"], "AAAA": ["2001:db8::1"], "TTL": 300},
     "backup.example.com": {"A": ["192.0.2.9"]},
@@ -91,7 +80,7 @@ class Bed:
 
 @asynccontextmanager
 async def bed(
-    faults: InjectedFaults | None = None,
+    faults: fake_dns.InjectedFaults | None = None,
     *,
     listeners: Sequence[str] = ("127.0.0.1:25",),
     timeout: float = 0.3,
@@ -181,7 +170,7 @@ async def test_what_the_domain_itself_settles_bounces(domain: str, reply: str) -
 
 
 NEVER: list[tuple[str, str, OnError | None]] = [
-    *(("example.com", "MX", each) for each in (SERVFAIL, REFUSED, SILENCE, GARBAGE, WRONG_ID)),
+    *(("example.com", "MX", each) for each in (SERVFAIL, REFUSED, SILENCE, GARBAGE, fake_dns.WRONG_ID)),
     ("empty.example", "A", SERVFAIL),
     ("literal.example", "MX", None),  # records without sense
     ("circle.example", "MX", None),
@@ -217,7 +206,9 @@ async def test_the_hosts_file_counts_for_a_next_hop_that_dns_denies_but_not_for_
 @pytest.mark.parametrize("kind", ["A", "AAAA"])
 async def test_a_domain_that_one_type_alone_denies_never_bounces(trouble: OnError | None, kind: str) -> None:
     """`None`: the address look-up says that the name exists, without data of its type."""
-    denied: InjectedFaults = {("empty.example", each): NXDOMAIN for each in {"MX", "A", "AAAA"} - {kind}}
+    denied: fake_dns.InjectedFaults = {
+        ("empty.example", each): NXDOMAIN for each in {"MX", "A", "AAAA"} - {kind}
+    }
     if trouble is not None:
         denied = {**denied, ("empty.example", kind): trouble}
     async with bed(denied, timeout=0.2) as it:

@@ -26,14 +26,8 @@ from tests.support.postgres import PostgresServer
 from tests.support.redis_server import RedisServer
 from tests.support.relay import Running, relay_with, settings
 from tests.support.s3_server import SECRET, MotoServer
-from zonerelay.config.settings import (
-    Backend,
-    PostgresSettings,
-    RedisSettings,
-    Settings,
-    SpoolSettings,
-    ZoneSettings,
-)
+from zonerelay.config import settings as options
+from zonerelay.config.settings import Backend, RedisSettings, Settings, SpoolSettings, ZoneSettings
 from zonerelay.control.client import ControlClient
 from zonerelay.control.runner import Runner
 from zonerelay.control.socket import control_socket_path
@@ -65,7 +59,10 @@ def engine(
         elif backend is Backend.POSTGRES:
             database = stack.enter_context(PostgresServer())
             schema = f"refuses_{uuid.uuid4().hex[:16]}"
-            yield replace(chosen, postgres=PostgresSettings(url=database.url, schema=schema)), database.kill
+            yield (
+                replace(chosen, postgres=options.PostgresSettings(url=database.url, schema=schema)),
+                database.kill,
+            )
         elif backend is Backend.S3:
             moto = stack.enter_context(MotoServer())
             bucket = s3_settings(moto.url, secret_key=str(secret_file(tmp_path)))

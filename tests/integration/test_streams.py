@@ -22,18 +22,8 @@ from tests.support.smarthost import Smarthost
 from tests.support.tls_client import trusting
 from tests.support.waiting import until
 from zonerelay.admin.http import ControlSocket
-from zonerelay.config.settings import (
-    AuthSettings,
-    CredentialSettings,
-    ListenerAuth,
-    ListenerSettings,
-    ListenerTls,
-    RetrySettings,
-    Settings,
-    TlsMode,
-    UnsafeListener,
-    ZoneSettings,
-)
+from zonerelay.config import settings as options
+from zonerelay.config.settings import AuthSettings, ListenerAuth, ListenerTls, Settings, TlsMode, ZoneSettings
 from zonerelay.control.client import written
 from zonerelay.control.socket import CallSocket, control_socket_path
 from zonerelay.control.streams import EVENTS_ROOM, LiveStreams
@@ -115,12 +105,14 @@ def configured(directory: Path, next_hop: str) -> Settings:
     chosen = settings(
         directory,
         zone=ZoneSettings(next_hop=next_hop, tls=TlsMode.VERIFY, credentials=("main",)),
-        listener=ListenerSettings(
-            address=f"{LOOPBACK}:0", auth=ListenerAuth.OPTIONAL, unsafe=(UnsafeListener.CLEARTEXT_AUTH,)
+        listener=options.ListenerSettings(
+            address=f"{LOOPBACK}:0",
+            auth=ListenerAuth.OPTIONAL,
+            unsafe=(options.UnsafeListener.CLEARTEXT_AUTH,),
         ),
-        retry=RetrySettings(jitter=0.0, suspend_min=600.0, suspend_max=600.0),
+        retry=options.RetrySettings(jitter=0.0, suspend_min=600.0, suspend_max=600.0),
     )
-    credential = CredentialSettings(name="main", user="relay", password=str(directory / "password"))
+    credential = options.CredentialSettings(name="main", user="relay", password=str(directory / "password"))
     return replace(chosen, credential=(credential,), auth=AuthSettings(credentials=directory / "credentials"))
 
 

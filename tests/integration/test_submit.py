@@ -17,30 +17,22 @@ from tests.support.waiting import until
 from zonerelay.config.settings import ListenerSettings
 from zonerelay.control.socket import bind
 from zonerelay.inbound import policy
-from zonerelay.inbound.cleanup.submit import (
-    Acceptance,
-    Pieces,
-    Principal,
-    Rejection,
-    Submit,
-    SubmitCall,
-    SubmitOptions,
-    SubmittedEnvelope,
-)
+from zonerelay.inbound.cleanup import submit as submission
+from zonerelay.inbound.cleanup.submit import Acceptance, Rejection, SubmitCall, SubmitOptions
 from zonerelay.inbound.listen.submit_socket import SubmitClient, SubmitSocket
 from zonerelay.inbound.refusal import Reason
 from zonerelay.model.envelope import Mailbox, Recipient
 from zonerelay.smtp.server.params import MailCommand
 from zonerelay.store.contract import Unhealthy
 
-HERE = Principal(protocol="TEST", address="127.0.0.1", helo="[127.0.0.1]")
+HERE = submission.Principal(protocol="TEST", address="127.0.0.1", helo="[127.0.0.1]")
 MESSAGE = b"Subject: x\r\n\r\n.one\r\n.\r\ntwo\r\n"
 LINE = b"x" * 998 + b"\r\n"
 
 
-def to(*recipients: str) -> SubmittedEnvelope:
+def to(*recipients: str) -> submission.SubmittedEnvelope:
     people = tuple(Recipient(address=Mailbox(each)) for each in recipients)
-    return SubmittedEnvelope(MailCommand(Mailbox("a@example.org")), people)
+    return submission.SubmittedEnvelope(MailCommand(Mailbox("a@example.org")), people)
 
 
 ZOE = to("zoe@example.net")
@@ -58,9 +50,9 @@ class Way:
     """The call in this process, or over a socket."""
 
     house: House
-    submit: Submit
+    submit: submission.Submit
 
-    async def accept(self, pieces: Pieces, options: SubmitOptions = DEFAULT) -> bytes:
+    async def accept(self, pieces: submission.Pieces, options: SubmitOptions = DEFAULT) -> bytes:
         """Return the message as it is stored, behind the fields of our own."""
         result = await self.submit(SubmitCall(HERE, ZOE, options), pieces)
         assert isinstance(result, Acceptance)
@@ -68,7 +60,9 @@ class Way:
         assert stored.message.envelope.id == result.id
         return stored.body
 
-    async def refuse(self, envelope: SubmittedEnvelope, pieces: Pieces, options: SubmitOptions) -> Rejection:
+    async def refuse(
+        self, envelope: submission.SubmittedEnvelope, pieces: submission.Pieces, options: SubmitOptions
+    ) -> Rejection:
         result = await self.submit(SubmitCall(HERE, envelope, options), pieces)
         assert isinstance(result, Rejection)
         assert not self.house.store.stored
@@ -179,7 +173,7 @@ async def test_a_repetition_has_the_recipients_and_the_message_id_of_the_first_a
 
 
 async def test_a_client_that_may_not_relay_is_refused(way: Way) -> None:
-    foreign = Principal(protocol="TEST", address="192.0.2.1")
+    foreign = submission.Principal(protocol="TEST", address="192.0.2.1")
     result = await way.submit(SubmitCall(foreign, ZOE), never())
     assert isinstance(result, Rejection)
     assert result.reason is Reason.RELAY

@@ -10,13 +10,8 @@ from typing import cast
 from tests.simulation.loop import ProcessDiedError, SimLoop
 from tests.simulation.network import End, Fault, Network
 from tests.simulation.parts import Node
-from zonerelay.inbound.cleanup.submit import (
-    Acceptance,
-    Principal,
-    SubmitCall,
-    SubmitOptions,
-    SubmittedEnvelope,
-)
+from zonerelay.inbound.cleanup import submit as submitting
+from zonerelay.inbound.cleanup.submit import Acceptance, Principal, SubmitCall, SubmitOptions
 from zonerelay.model.envelope import Mailbox, Recipient
 from zonerelay.smtp.server.params import MailCommand
 
@@ -187,7 +182,7 @@ class Clients:
 
         call = SubmitCall(
             Principal(protocol="HTTP", address="127.0.0.1", helo="client.test"),
-            SubmittedEnvelope(
+            submitting.SubmittedEnvelope(
                 MailCommand(Mailbox(submission.sender)),
                 [Recipient(address=Mailbox(each)) for each in submission.recipients],
             ),

@@ -31,21 +31,10 @@ from zonerelay.store import records
 from zonerelay.store.check import Findings, SalvagedMessage
 from zonerelay.store.contract import Finish, StoreError, StoreOpenError
 from zonerelay.store.leveldb import keeper as keeper_module
-from zonerelay.store.leveldb.damage.directory import (
-    MARK_NAME,
-    SyncMark,
-    is_database_file,
-    newest_log,
-    write_mark,
-)
-from zonerelay.store.leveldb.damage.format import (
-    data_blocks,
-    identities_in,
-    operations_of,
-    read_log,
-    read_manifest,
-    write_log,
-)
+from zonerelay.store.leveldb.damage import directory as damage_of
+from zonerelay.store.leveldb.damage import format
+from zonerelay.store.leveldb.damage.directory import MARK_NAME, SyncMark, newest_log, write_mark
+from zonerelay.store.leveldb.damage.format import data_blocks, identities_in, read_log, write_log
 from zonerelay.store.leveldb.damage.losses import DIRECTORY
 from zonerelay.store.leveldb.offline import check_leveldb, repair_leveldb
 from zonerelay.store.leveldb.spool import LevelDb
@@ -221,7 +210,7 @@ async def prepare(path: Path) -> Prepared:
             end = len(write_log(part[: number + 1]))
             ranges.setdefault(each.name, []).append((start, end, set(identities_in(record))))
             start = end
-    manifest = read_manifest(next(iter(path.glob("MANIFEST-*"))).read_bytes())
+    manifest = format.read_manifest(next(iter(path.glob("MANIFEST-*"))).read_bytes())
     tables = [path / f"{table.number:06d}.ldb" for table in manifest.tables.values()]
     assert len(tables) == 3, tables
     assert (path / "ballast").exists()
@@ -431,7 +420,7 @@ def hit_by(name: str, fault: str, where: tuple[int, int] | None, prepared: Prepa
         for number, record in enumerate(whole := read_log(path.read_bytes()).records):
             behind = len(write_log(whole[: number + 1]))
             if at < end and start < behind:
-                found += [key for key, _ in operations_of(record)]
+                found += [key for key, _ in format.operations_of(record)]
             at = behind
         return found
     at = 0
@@ -484,7 +473,7 @@ async def mended(path: Path, prepared: Prepared, hit: list[bytes]) -> Mended:
 
 
 def database_of(path: Path) -> dict[str, bytes]:
-    return {each.name: each.read_bytes() for each in path.iterdir() if is_database_file(each.name)}
+    return {each.name: each.read_bytes() for each in path.iterdir() if damage_of.is_database_file(each.name)}
 
 
 async def while_running(outcome: Outcome, prepared: Prepared, path: Path) -> None:

@@ -9,14 +9,8 @@ from typing import Any, Self
 from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
 from tests.support.s3_server import BUCKET, KEY, SECRET, shared_moto
-from zonerelay.config.settings import (
-    Backend,
-    PostgresSettings,
-    RedisSettings,
-    S3Settings,
-    Settings,
-    SpoolSettings,
-)
+from zonerelay.config import settings as options
+from zonerelay.config.settings import Backend, PostgresSettings, RedisSettings, S3Settings, Settings
 from zonerelay.model.clock import Clock, ManualClock
 from zonerelay.model.delivery import DeliveryKey, QueueName
 from zonerelay.store.context import SiblingWorkers, StoreContext
@@ -44,7 +38,7 @@ class Spool:
         siblings: SiblingWorkers | None = None,
     ) -> None:
         """`places` are other paths of [spool] by their names."""
-        settings = SpoolSettings(
+        settings = options.SpoolSettings(
             backend=backend, path=path, min_free_space=min_free_space, write_buffer=write_buffer
         )
         self.settings = replace(settings, **(places or {}))

@@ -13,18 +13,8 @@ from tests.store.conftest import VARIANTS
 from tests.support.waiting import until
 from zonerelay.model.delivery import Delivery, DeliveryKey, bin_of, queue_of, webhook_queue
 from zonerelay.model.envelope import Mailbox, Notify, Priority, Recipient
-from zonerelay.store.contract import (
-    CHUNK_SIZE,
-    SHARED,
-    EveryNth,
-    Finish,
-    MessageNotFoundError,
-    OwnMessage,
-    Postpone,
-    QueueCounts,
-    Store,
-    StoreError,
-)
+from zonerelay.store import contract
+from zonerelay.store.contract import CHUNK_SIZE, Finish, MessageNotFoundError, Postpone, QueueCounts, Store
 
 
 async def claim_all(store: Store, zone: str = "default", *, now: float = NOW) -> list[Delivery]:
@@ -106,7 +96,7 @@ class TestTakingMail:
         envelope = envelope_for(message_id(1), "a@example.net")
         async with store.begin(envelope) as writer:
             await writer.write(b"x" * size)
-        with pytest.raises(StoreError):
+        with pytest.raises(contract.StoreError):
             await writer.commit([delivery_for(envelope, "a@example.net")])
         with pytest.raises(MessageNotFoundError):
             await body_of(store, message_id(1))
@@ -141,10 +131,10 @@ class TestTakingMail:
     async def test_message_without_deliveries_or_with_anothers_is_refused(self, store: Store) -> None:
         envelope = envelope_for(message_id(1), "a@example.net")
         async with store.begin(envelope) as writer:
-            with pytest.raises(StoreError):
+            with pytest.raises(contract.StoreError):
                 await writer.commit([])
             stranger = delivery_for(envelope_for(message_id(2), "a@example.net"), "a@example.net")
-            with pytest.raises(StoreError):
+            with pytest.raises(contract.StoreError):
                 await writer.commit([stranger])
 
     async def test_last_message_id_is_the_highest_committed(self, store: Store) -> None:
@@ -355,7 +345,7 @@ class TestSettling:
         await store_message(store, 1)
         (delivery,) = await claim_all(store)
         message, bounce = builders.own_message(message_id(2), b"y" * 100_000, "from@example.org")
-        await store.settle([OwnMessage(message, b"y" * 100_000, (bounce,)), Finish(delivery)])
+        await store.settle([contract.OwnMessage(message, b"y" * 100_000, (bounce,)), Finish(delivery)])
         assert await claim_all(store) == [bounce]
         assert await store.read_message(message_id(2)) == message
         assert await body_of(store, message_id(2)) == b"y" * 100_000
@@ -370,7 +360,7 @@ class TestSettling:
             await writer.write(b"z" * 700_000)
             await writer.commit(
                 [delivery_for(envelope, "a@example.net")],
-                companions=lambda _: [OwnMessage(event, b"event", (delivery,))],
+                companions=lambda _: [contract.OwnMessage(event, b"event", (delivery,))],
             )
         assert len(await claim_all(store)) == 1
         assert await store.queues() == {queue_of("default"), webhook_queue("hook")}
@@ -389,8 +379,8 @@ class TestSettling:
         await store_message(store, 1)
         (delivery,) = await claim_all(store)
         message, bounce = builders.own_message(message_id(2), b"y", "from@example.org")
-        with pytest.raises(StoreError):
-            await store.settle([Finish(delivery), OwnMessage(message, b"longer", (bounce,))])
+        with pytest.raises(contract.StoreError):
+            await store.settle([Finish(delivery), contract.OwnMessage(message, b"longer", (bounce,))])
         assert await store.deliveries_of(message_id(1)) == [delivery]
         assert await store.deliveries_of(message_id(2)) == []
         await store.settle([Finish(delivery)])
@@ -450,7 +440,7 @@ class TestOperations:
         await store.settle([Finish(delivery) for delivery in (*back, deliveries[1])])
         with pytest.raises(MessageNotFoundError):
             await store.read_message(message_id(1))
-        assert await store.left_over() in ("", SHARED)
+        assert await store.left_over() in ("", contract.SHARED)
 
     async def test_what_is_moved_into_a_bin_is_no_mail_until_it_is_moved_back(self, store: Store) -> None:
         (delivery, other) = await store_message(store, 1, "a@example.net", "b@example.net")
@@ -524,7 +514,7 @@ class TestOperations:
         """With gaps of up to 2 x 4 - 1; and what is at every fourth place is not met alone, or never."""
         for number in range(1, 121):
             await store_message(store, number)
-        found = [int(d.message_id, 16) async for d in store.scan(wanted=EveryNth(4))]
+        found = [int(d.message_id, 16) async for d in store.scan(wanted=contract.EveryNth(4))]
         assert found == sorted(set(found))
         gaps = [after - before for before, after in pairwise([0, *found, 121])]
         assert 1 <= min(gaps) <= max(gaps) <= 8
@@ -683,7 +673,7 @@ class TestClosing:
             lambda: writer.commit([structs.replace(delivery, message_id=message_id(2))]),
         ]
         for call in calls:
-            with pytest.raises(StoreError):
+            with pytest.raises(contract.StoreError):
                 await call()
         await writer.abort()
         store.release([delivery.key])

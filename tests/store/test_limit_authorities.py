@@ -16,16 +16,9 @@ from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
 from tests.support.waiting import until
 from zonerelay.config.settings import RedisSettings
+from zonerelay.limits import authority as limit_authority
 from zonerelay.limits import unix_socket
-from zonerelay.limits.authority import (
-    AuthorityError,
-    LimitAnswer,
-    LimitAuthority,
-    LimitRequest,
-    LimitTable,
-    SlotClaim,
-    TurnRequest,
-)
+from zonerelay.limits.authority import AuthorityError, LimitAuthority, LimitRequest, LimitTable, SlotClaim
 from zonerelay.limits.shared import SharedAuthority, VersionedRecord
 from zonerelay.limits.unix_socket import LimitServer, SocketAuthority
 from zonerelay.model.clock import SystemClock
@@ -79,7 +72,7 @@ class Told:
         self.gone += 1
 
 
-async def ask(authority: LimitAuthority, request: LimitRequest) -> LimitAnswer:
+async def ask(authority: LimitAuthority, request: LimitRequest) -> limit_authority.LimitAnswer:
     """As soon as it can be asked."""
     for _ in range(500):
         try:
@@ -163,7 +156,7 @@ async def test_turns_of_all_holders_are_on_one_grid(kind: str, tmp_path: Path) -
         owners = [make(f"holder{number}") for number in range(3)]
         for owner in owners:
             await Told().start(owner)
-        question = LimitRequest(ZONE, turns=(TurnRequest("a", "", 0.02, 0.03, 4),))
+        question = LimitRequest(ZONE, turns=(limit_authority.TurnRequest("a", "", 0.02, 0.03, 4),))
         answers = await asyncio.gather(*(ask(owner, question) for owner in owners for _ in range(4)))
         turns = sorted(at for answer in answers for at in answer.turns[0])
         assert len(turns) == 48

@@ -14,18 +14,10 @@ from tests.support.event_log import EventLog, events_into
 from tests.support.memory_store import MemoryStore
 from tests.support.waiting import until
 from zonerelay.config.settings import BounceSettings, RetrySettings, ZoneSettings
+from zonerelay.model import envelope as envelopes
 from zonerelay.model.clock import Clock, ManualClock, SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey, QueueName, queue_of
-from zonerelay.model.envelope import (
-    Envelope,
-    Mailbox,
-    Message,
-    MessageId,
-    MessageIdSource,
-    Notify,
-    Priority,
-    Recipient,
-)
+from zonerelay.model.envelope import Envelope, Mailbox, Message, MessageIdSource, Notify, Priority, Recipient
 from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.queue.operator.journal import Journal
 from zonerelay.queue.operator.operations import Operations
@@ -355,4 +347,4 @@ def delivery(
     """One delivery for tests of pure parts."""
     created = (clock or ManualClock()).now()
     values = {"queue": queue_of("default"), "created": created, **more}
-    return Delivery(message_id=MessageId(message_id), recipient=Mailbox(recipient), **values)  # type: ignore[arg-type]  # fields by name
+    return Delivery(message_id=envelopes.MessageId(message_id), recipient=Mailbox(recipient), **values)  # type: ignore[arg-type]  # fields by name

@@ -17,16 +17,8 @@ from typing import Any, TypeVar
 
 from tests.support.event_log import EventLog
 from tests.support.stories import call_as_witness
-from zonerelay.config.settings import (
-    AdminSettings,
-    DnsSettings,
-    ListenerSettings,
-    RetrySettings,
-    RouteSettings,
-    Settings,
-    SpoolSettings,
-    ZoneSettings,
-)
+from zonerelay.config import settings as options
+from zonerelay.config.settings import ListenerSettings, RetrySettings, Settings, SpoolSettings, ZoneSettings
 from zonerelay.control.client import ControlClient
 from zonerelay.control.socket import control_socket_path
 from zonerelay.model.clock import SystemClock
@@ -120,7 +112,7 @@ def settings(
     directory: Path,
     *,
     zone: ZoneSettings | Sequence[ZoneSettings],
-    route: Sequence[RouteSettings] = (),
+    route: Sequence[options.RouteSettings] = (),
     dns: str = "",
     listener: ListenerSettings | None = None,
     retry: RetrySettings = QUICK,
@@ -135,8 +127,8 @@ def settings(
         zone=(zone,) if isinstance(zone, ZoneSettings) else tuple(zone),
         route=tuple(route),
         retry=retry,
-        dns=DnsSettings(servers=(dns,) if dns else ("127.0.0.1:1",), timeout=1.0),
-        admin=AdminSettings(address=f"{LOOPBACK}:0", socket=directory / "control.sock"),
+        dns=options.DnsSettings(servers=(dns,) if dns else ("127.0.0.1:1",), timeout=1.0),
+        admin=options.AdminSettings(address=f"{LOOPBACK}:0", socket=directory / "control.sock"),
         **more,
     )
 

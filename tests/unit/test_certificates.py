@@ -23,14 +23,7 @@ from zonerelay.config.settings import ListenerSettings, ListenerTls
 from zonerelay.inbound.listen.listeners import earliest
 from zonerelay.inbound.tls import certificate_files
 from zonerelay.inbound.tls.asking import AskingContext
-from zonerelay.inbound.tls.certificate_files import (
-    CertificateError,
-    CertificatePair,
-    Texts,
-    _read_problem,
-    parse_pair,
-    read_pair,
-)
+from zonerelay.inbound.tls.certificate_files import CertificateError, CertificatePair, parse_pair, read_pair
 from zonerelay.inbound.tls.certificates import LOOK_EVERY, TRY_AGAIN, Certificates
 from zonerelay.inbound.tls.channel import TlsFault
 from zonerelay.model.clock import ManualClock
@@ -245,7 +238,9 @@ def test_files_that_are_not_there_or_are_no_files_are_refused_in_words(tmp_path:
 
 def test_a_file_that_may_not_be_read_says_who_has_to(tmp_path: Path) -> None:
     # The text alone: as root, tests may read everything.
-    text = _read_problem(tmp_path / "k.pem", "private key", PermissionError(errno.EACCES, "denied"))
+    text = certificate_files._read_problem(
+        tmp_path / "k.pem", "private key", PermissionError(errno.EACCES, "denied")
+    )
     assert f"uid {os.geteuid()}" in text
     assert "permission denied" in text
 
@@ -419,7 +414,7 @@ def test_files_that_hold_the_same_are_parsed_once(tmp_path: Path, monkeypatch: p
     """An RSA key of 4096 bits takes a quarter of a second, in which nobody is answered."""
     parsed: list[Path] = []
 
-    def counted(certificate: Path, key: Path, texts: Texts) -> CertificatePair:
+    def counted(certificate: Path, key: Path, texts: certificate_files.Texts) -> CertificatePair:
         parsed.append(certificate)
         return parse_pair(certificate, key, texts)
 

@@ -15,30 +15,16 @@ from zonerelay import __version__
 from zonerelay.cli import arguments, relay
 from zonerelay.cli.terminal import text
 from zonerelay.cli.terminal.exits import CliError
+from zonerelay.config import settings as options
 from zonerelay.config.credentials.secrets import SecretError, read_secret
-from zonerelay.config.settings import (
-    AdminSettings,
-    DkimMode,
-    Settings,
-    SpoolSettings,
-    SrsSettings,
-    ZoneSettings,
-)
+from zonerelay.config.settings import DkimMode, Settings, SpoolSettings, SrsSettings, ZoneSettings
 from zonerelay.control.explain import change_plan, too_large_for
 from zonerelay.control.socket import control_socket_path
 from zonerelay.message.dkim.keys import DkimKeys
 from zonerelay.message.srs import Srs
 from zonerelay.model.delivery import DeliveryState
 from zonerelay.operations import answers as messages
-from zonerelay.operations.answers import (
-    BodyPiece,
-    ChangePlan,
-    DeliveryRow,
-    EndFrame,
-    ErrorFrame,
-    Frame,
-    Progress,
-)
+from zonerelay.operations.answers import BodyPiece, ChangePlan, EndFrame, ErrorFrame, Frame, Progress
 from zonerelay.operations.catalogue import OPERATIONS, decode_call
 from zonerelay.operations.errors import ControlError, ErrorKind, InvalidError
 from zonerelay.operations.operation import fields_of
@@ -214,7 +200,7 @@ def test_the_version_is_told_as_other_programs_tell_it(capsys: pytest.CaptureFix
 # The control protocol's lines, and where its socket is
 
 
-ROW = DeliveryRow(
+ROW = messages.DeliveryRow(
     message_id="0" * 16,
     zone="default",
     sender=None,
@@ -281,7 +267,8 @@ def test_only_an_empty_filter_is_everything() -> None:
 
 def _settings(spool: str, socket: str | None = None) -> Settings:
     return Settings(
-        spool=SpoolSettings(path=Path(spool)), admin=AdminSettings(socket=Path(socket) if socket else None)
+        spool=SpoolSettings(path=Path(spool)),
+        admin=options.AdminSettings(socket=Path(socket) if socket else None),
     )
 
 

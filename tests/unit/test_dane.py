@@ -15,17 +15,8 @@ from tests.support.certificates import DAY, NOW, Made, make
 from tests.support.mail import ZONE, Names
 from zonerelay.config.settings import TlsMode
 from zonerelay.delivery.peer import HostFailure, Terms, UntrustedCertificateError
-from zonerelay.delivery.tls.dane import (
-    MAX_RECORDS,
-    fingerprint,
-    is_sequence,
-    matching_name,
-    names_in,
-    public_key,
-    shown_names,
-    usable,
-    verify,
-)
+from zonerelay.delivery.tls import dane as records_of_dane
+from zonerelay.delivery.tls.dane import matching_name, names_in, public_key, shown_names, usable, verify
 from zonerelay.delivery.tls.plan import TlsPolicy, TlsRequirements, requirements
 from zonerelay.model.clock import ManualClock
 from zonerelay.routing.destinations.route import MxHost, Route, TlsDemand
@@ -106,7 +97,9 @@ def test_of_several_digests_the_strongest_counts() -> None:
 
 
 def test_no_host_makes_us_look_at_more_than_a_few_records() -> None:
-    assert len(usable([TlsaRecord(3, 1, 1, bytes([n]) * 32) for n in range(100)])) == MAX_RECORDS
+    assert (
+        len(usable([TlsaRecord(3, 1, 1, bytes([n]) * 32) for n in range(100)])) == records_of_dane.MAX_RECORDS
+    )
 
 
 # ---- DANE-EE: the server's own -------------------------------------------------------------------
@@ -527,14 +520,14 @@ def test_only_a_few_names_are_shown() -> None:
 def test_the_key_is_taken_out_as_it_is() -> None:
     for made in (make("a.example"), make("b.example", key=rsa.generate_private_key(65537, 2048))):
         assert public_key(made.der) == made.public_key_der
-        assert fingerprint(made.der) == made.fingerprint
+        assert records_of_dane.fingerprint(made.der) == made.fingerprint
 
 
 def test_no_octets_make_it_fail_otherwise_than_in_words() -> None:
     der = make("a.example").der
-    assert is_sequence(der)
+    assert records_of_dane.is_sequence(der)
     for cut in range(len(der)):
-        assert not is_sequence(der[:cut])
+        assert not records_of_dane.is_sequence(der[:cut])
         for mangled in (der[:cut], der[:cut] + b"\xff" + der[cut + 1 :]):
             try:
                 public_key(mangled)

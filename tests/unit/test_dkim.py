@@ -13,14 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.hazmat.primitives.serialization import (
-    BestAvailableEncryption,
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from dkim.canonicalization import Relaxed
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -314,8 +309,10 @@ def test_keys_that_are_in_order_are_not_spoken_of() -> None:
 
 def other_pem(kind: str) -> bytes:
     if kind == "encrypted":
-        key = load_pem_private_key(rsa_pem(), None)
-        return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
+        key = serialization.load_pem_private_key(rsa_pem(), None)
+        return key.private_bytes(
+            Encoding.PEM, PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
+        )
     if kind == "elliptic":
         curve = ec.generate_private_key(ec.SECP256R1())
         return curve.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -17,18 +17,8 @@ import pytest
 import zonerelay
 from tests.support.source import tree_of
 from zonerelay.config.settings import RetrySettings
-from zonerelay.process.gc import (
-    GROWN,
-    IDLE_AFTER,
-    IDLE_GROWN,
-    IDLE_STEP,
-    SETTLE_AFTER,
-    STEP,
-    Collection,
-    GcSchedule,
-    GcTimer,
-    collect,
-)
+from zonerelay.process import gc as gc_rounds
+from zonerelay.process.gc import GROWN, IDLE_AFTER, IDLE_STEP, STEP, Collection, GcSchedule, GcTimer, collect
 from zonerelay.process.tasks import Tasks, completed
 from zonerelay.process.threads import PoolBusyError, ThreadPool
 from zonerelay.queue.destination.destinations import Destination, Site
@@ -62,8 +52,8 @@ def after(seconds: float, *, busy: bool, blocks: int = BLOCKS) -> Collection:
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_what_has_stayed_for_two_seconds_is_settled(busy: bool) -> None:
-    assert after(SETTLE_AFTER - 1, busy=busy) is Collection.YOUNG
-    assert after(SETTLE_AFTER, busy=busy) is Collection.SETTLE
+    assert after(gc_rounds.SETTLE_AFTER - 1, busy=busy) is Collection.YOUNG
+    assert after(gc_rounds.SETTLE_AFTER, busy=busy) is Collection.SETTLE
     rounds = GcSchedule(now=0.0, cpu=0.0, blocks=BLOCKS)
     found = [rounds.next(now=float(n), cpu=float(n), blocks=BLOCKS) for n in range(1, 8)]
     assert [n for n, look in enumerate(found, 1) if look is Collection.SETTLE] == [2, 4, 6]
@@ -75,7 +65,7 @@ def test_a_memory_that_does_not_grow_is_never_looked_at_as_a_whole() -> None:
 
 
 def test_an_idle_loop_looks_at_a_memory_that_has_grown_a_little() -> None:
-    grown = int(BLOCKS * 1.1) + IDLE_GROWN + 1
+    grown = int(BLOCKS * 1.1) + gc_rounds.IDLE_GROWN + 1
     assert after(IDLE_AFTER, busy=False, blocks=grown) is Collection.WHOLE
     assert after(IDLE_AFTER - 1, busy=False, blocks=grown) is Collection.SETTLE
     assert after(IDLE_AFTER, busy=False, blocks=grown - 1) is Collection.SETTLE

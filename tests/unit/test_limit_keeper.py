@@ -13,17 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.support.event_log import EventLog, events_into
 from zonerelay.config.units import Rate
-from zonerelay.limits.authority import (
-    QUANTUM,
-    AuthorityError,
-    Calendar,
-    LimitAnswer,
-    LimitRequest,
-    SlotClaim,
-    SlotGrant,
-    TurnRequest,
-    ZoneLimits,
-)
+from zonerelay.limits import authority
+from zonerelay.limits.authority import QUANTUM, LimitRequest, SlotClaim, SlotGrant, TurnRequest, ZoneLimits
 from zonerelay.limits.worker import FORGET, KEEP, SAFE, LimitKeeper
 from zonerelay.model.clock import ManualClock
 
@@ -46,17 +37,17 @@ class Authority:
     ) -> None:
         self.news, self.back = news, back
 
-    async def exchange(self, zone: str, request: LimitRequest) -> LimitAnswer:
+    async def exchange(self, zone: str, request: LimitRequest) -> authority.LimitAnswer:
         self.asked.append(request)
         if zone == self.failing:
-            raise AuthorityError("read only")
+            raise authority.AuthorityError("read only")
         trouble, self.problem = self.problem, None
         if trouble is not None:
             raise trouble
         held = tuple(
             SlotGrant(each.site, each.destination, max(each.want, each.keep)) for each in request.claims
         )
-        return LimitAnswer(0.0, held, tuple(() for _ in request.turns))
+        return authority.LimitAnswer(0.0, held, tuple(() for _ in request.turns))
 
     async def close(self) -> None:
         pass
@@ -154,7 +145,7 @@ async def test_zones_that_want_nothing_are_not_asked_for(monkeypatch: pytest.Mon
 
 
 async def test_after_trouble_of_any_kind_everything_is_asked_for_again() -> None:
-    for trouble in (AuthorityError("away"), ValueError("a broken row")):
+    for trouble in (authority.AuthorityError("away"), ValueError("a broken row")):
         async with kept() as it:
             it.authority.problem = trouble
             assert not it.may_start()
@@ -209,7 +200,9 @@ async def test_turns_that_were_idle_are_declared_again_once_they_are_used() -> N
 # Limits over all workers; that none is ever exceeded is proved in tests/store/test_limit_authorities.py
 
 
-def say(ledger: ZoneLimits, name: str, *claims: SlotClaim, now: float = 0.0, zone: int = 20) -> LimitAnswer:
+def say(
+    ledger: ZoneLimits, name: str, *claims: SlotClaim, now: float = 0.0, zone: int = 20
+) -> authority.LimitAnswer:
     return ledger.exchange(name, LimitRequest(zone, claims), now)[0]
 
 
@@ -349,7 +342,7 @@ TestRates.settings = settings(max_examples=40, stateful_step_count=15, deadline=
 
 
 def test_a_fast_line_goes_between_the_turns_of_a_slow_one() -> None:
-    calendar = Calendar()
+    calendar = authority.Calendar()
     for at in (0.0, 1.0, 2.0):
         calendar.add(at, 1.0, "slow")
     found = []
@@ -363,7 +356,7 @@ def test_a_fast_line_goes_between_the_turns_of_a_slow_one() -> None:
 
 
 def test_turns_that_bind_nobody_are_forgotten() -> None:
-    calendar = Calendar()
+    calendar = authority.Calendar()
     for number in range(100):
         calendar.add(number * 0.1, 0.1, "")
     calendar.forget(9.95)

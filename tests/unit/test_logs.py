@@ -22,15 +22,10 @@ from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.model.envelope import Envelope, Mailbox, Message, MessageId, Origin, Recipient
 from zonerelay.model.reply import Outcome, Reply, Verdict
 from zonerelay.telemetry.events import events
+from zonerelay.telemetry.events import transcript as recording
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.events.records import MailEvent, TranscriptLine
-from zonerelay.telemetry.events.transcript import (
-    MAX_SHOWN,
-    MAX_TRANSCRIPTS,
-    BoundedStream,
-    RunningTranscript,
-    Transcripts,
-)
+from zonerelay.telemetry.events.transcript import MAX_TRANSCRIPTS, BoundedStream, Transcripts
 from zonerelay.telemetry.logs import logs
 from zonerelay.telemetry.logs import logs as strangers
 from zonerelay.telemetry.logs.logs import IN_FULL, LIMITED, MAX_FIELD, configure
@@ -409,7 +404,7 @@ SECRET = base64.b64encode(b"\0app\0correct horse").decode()
 def running(*, octets: int = 10_000, sessions: int = 3) -> tuple[Transcripts, BoundedStream[TranscriptLine]]:
     transcripts, stream = Transcripts(ManualClock()), BoundedStream[TranscriptLine](100)
     networks = (ip_network("192.0.2.0/24"),)
-    transcript = RunningTranscript(
+    transcript = recording.RunningTranscript(
         stream, networks=networks, domain="example.com", octets=octets, sessions=sessions
     )
     assert transcripts.start(transcript)
@@ -434,7 +429,7 @@ async def told(stream: BoundedStream[TranscriptLine]) -> list[str]:
         ("XCLIENT ADDR=192.0.2.1 LOGIN=app HELO=x", "XCLIENT ADDR=192.0.2.1 LOGIN=(not shown) HELO=x"),
         ("Authorization: Bearer abc", "(25 bytes not shown)"),
         ("data and much more of a letter", "(30 bytes not shown)"),
-        ("RCPT TO:<" + "x" * 2000 + ">", "RCPT TO:<" + "x" * (MAX_SHOWN - 9) + "… (2010 bytes)"),
+        ("RCPT TO:<" + "x" * 2000 + ">", "RCPT TO:<" + "x" * (recording.MAX_SHOWN - 9) + "… (2010 bytes)"),
     ],
     ids=lambda value: value[:20].encode("ascii", "backslashreplace").decode(),
 )  # fmt: skip
@@ -493,7 +488,8 @@ async def test_a_transcript_ends_with_its_octets_and_its_sessions() -> None:
 async def test_few_transcripts_run_at_a_time() -> None:
     transcripts, _ = running()
     others = [
-        RunningTranscript(BoundedStream(1), domain="x", octets=1, sessions=1) for _ in range(MAX_TRANSCRIPTS)
+        recording.RunningTranscript(BoundedStream(1), domain="x", octets=1, sessions=1)
+        for _ in range(MAX_TRANSCRIPTS)
     ]
     assert [transcripts.start(each) for each in others] == [True] * (MAX_TRANSCRIPTS - 1) + [False]
     transcripts.stop(others[0])

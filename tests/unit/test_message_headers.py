@@ -14,20 +14,8 @@ from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import KB, ListenerSettings
 from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.state.client_state import ClientState, grant_table
-from zonerelay.message.header import (
-    EMPTY_LINE,
-    MAILBOX_LINE,
-    MAX_METADATA,
-    Fields,
-    Header,
-    HeaderScanner,
-    HeaderTooLargeError,
-    authors,
-    edit_header,
-    parse_header,
-    rfc5322_date,
-    trace_fields,
-)
+from zonerelay.message import header as headers
+from zonerelay.message.header import EMPTY_LINE, Fields, Header, HeaderScanner, authors, edit_header
 from zonerelay.model.envelope import Envelope, Mailbox, MessageId, Origin, Recipient
 
 
@@ -70,8 +58,8 @@ TABLE: list[tuple[bytes, Fields, bytes, str]] = [
     (b"", (), EMPTY_LINE, "an empty message"),
     (b": x\r\n\r\n", (), EMPTY_LINE, "a field without a name"),
     (b"two words: x\r\n\r\n", (), EMPTY_LINE, "a name with a blank in it"),
-    (b"From a@b Mon Nov 20\r\nSubject: x\r\n\r\n", SUBJECT, MAILBOX_LINE, "an mbox line"),
-    (b">From a@b 10:00:00\r\nSubject: x\r\n\r\n", SUBJECT, MAILBOX_LINE, "a quoted mbox line"),
+    (b"From a@b Mon Nov 20\r\nSubject: x\r\n\r\n", SUBJECT, headers.MAILBOX_LINE, "an mbox line"),
+    (b">From a@b 10:00:00\r\nSubject: x\r\n\r\n", SUBJECT, headers.MAILBOX_LINE, "a quoted mbox line"),
     (
         b"Subject: x\r\nhello there\r\nDate: no\r\n\r\n",
         SUBJECT,
@@ -168,7 +156,7 @@ def test_names_are_found_in_any_case_and_received_fields_counted() -> None:
 
 def test_header_beyond_the_limit_is_refused() -> None:
     for pieces in ([b"A: " + b"x" * 2000 + b"\r\n\r\n"], [b"A: b\r\n"] * 200, [b"A: ", *[b"x" * 100] * 20]):
-        with pytest.raises(HeaderTooLargeError):
+        with pytest.raises(headers.HeaderTooLargeError):
             scan(pieces, max_size=1000)
 
 
@@ -191,7 +179,7 @@ def test_a_body_of_one_endless_line_is_no_header() -> None:
 
 def test_metadata_is_capped_but_all_fields_count() -> None:
     header = scan([b"Received: " + b"x" * 1000 + b"\r\n"] * 60 + [b"Date: now\r\n\r\n"], max_size=100_000)
-    assert sum(len(name) + len(value) for name, value in header.fields) <= MAX_METADATA
+    assert sum(len(name) + len(value) for name, value in header.fields) <= headers.MAX_METADATA
     assert header.received == 60
     assert "date" in header.names
 
@@ -233,7 +221,7 @@ def envelope(
 
 
 def fields(of: Envelope, header: Header = COMPLETE) -> bytes:
-    return trace_fields(of, header, hostname="relay.example.org")
+    return headers.trace_fields(of, header, hostname="relay.example.org")
 
 
 def test_received_names_client_queue_id_and_the_only_recipient() -> None:
@@ -304,7 +292,7 @@ def test_lead_comes_last() -> None:
 
 @pytest.mark.parametrize("timestamp", [0.0, 951_827_696.9, 1_700_000_000.0, 4_102_444_799.0])
 def test_date_is_rfc_5322(timestamp: float) -> None:
-    text = rfc5322_date(timestamp)
+    text = headers.rfc5322_date(timestamp)
     assert parsedate_to_datetime(text).timestamp() == int(timestamp)
     assert re.fullmatch(r"[A-Z][a-z]{2}, \d\d [A-Z][a-z]{2} \d{4} \d\d:\d\d:\d\d \+0000", text)
 
@@ -420,7 +408,7 @@ def test_long_values_are_folded_between_words() -> None:
     value = " ".join(["word"] * 199)
     edited = edit_header(b"", add=[("X-Long", value)])
     assert all(len(line) <= 78 for line in edited.split(b"\r\n"))
-    assert parse_header(edited).fields == (("X-Long", value),)
+    assert headers.parse_header(edited).fields == (("X-Long", value),)
 
 
 NAMES = st.sampled_from([b"A", b"a", b"X-Spam", b"x-spam", b"X-Spam2", b"Subject"])
@@ -464,7 +452,7 @@ def test_removing_only_ever_takes_away_whole_lines_and_twice_is_once(block: byte
 @given(value=st.text(st.characters(min_codepoint=1, max_codepoint=126), max_size=400))
 def test_an_added_value_reads_back_on_one_line(value: str) -> None:
     edited = edit_header(b"From: a@b\r\n", add=[("X-Note", value)])
-    header = parse_header(edited)
+    header = headers.parse_header(edited)
     assert [name for name, _ in header.fields] == ["X-Note", "From"]
     assert edited.endswith(b"\r\nFrom: a@b\r\n")
 
@@ -535,7 +523,10 @@ OTHERS = [
     (b"Subject: x\xe2\x80\xa8From: boss@example.org", "behind a line separator of Unicode"),
     (b"From: me@example.org\x01.evil.example", "for those who drop controls"),
     (b"Subject: x\r\nFrom\r\n : boss@example.org", "a fold before the colon"),
-    (b"X: " + b"x" * MAX_METADATA + b"\r\nFrom: boss@example.org", "behind more than is kept for people"),
+    (
+        b"X: " + b"x" * headers.MAX_METADATA + b"\r\nFrom: boss@example.org",
+        "behind more than is kept for people",
+    ),
     (b"From: " + b"(" * 2000 + b"me@example.org", "more comments than anybody could read"),
     (b"From: " + b"me@example.org, " * 1000 + b"me@example.org", "more authors than anybody has"),
 ]

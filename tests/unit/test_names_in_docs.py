@@ -22,16 +22,10 @@ from zonerelay.admin.problems import Code
 from zonerelay.admin.submission.verbs import SUBMISSION
 from zonerelay.cli import arguments
 from zonerelay.cli.arguments import GROUPS
+from zonerelay.config import settings as tables
 from zonerelay.config.checks import advice
 from zonerelay.config.load import load_text
-from zonerelay.config.settings import (
-    Backend,
-    CredentialSettings,
-    DestinationSettings,
-    RouteSettings,
-    SourceSettings,
-    TlsMode,
-)
+from zonerelay.config.settings import Backend, CredentialSettings, RouteSettings, SourceSettings, TlsMode
 from zonerelay.config.toml_text import options
 from zonerelay.inbound.refusal import Reason
 from zonerelay.inbound.state import replies
@@ -180,7 +174,7 @@ def names(described: type[Any]) -> list[str]:  # Any: an enumeration, or a datac
 @pytest.mark.parametrize(
     ("page", "explained"),
     [
-        ("deliver/destinations.md", names(DestinationSettings)),
+        ("deliver/destinations.md", names(tables.DestinationSettings)),
         ("deliver/dkim.md", names(RecordStatus)),
         ("deliver/replies.md", CLASSES),
         ("deliver/routing.md", names(RouteSettings)),

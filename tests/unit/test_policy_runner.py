@@ -13,39 +13,27 @@ import pytest
 
 from tests.support.event_log import EventLog, events_into
 from tests.support.waiting import until
-from zonerelay.inbound.policy import (
-    ACCEPT,
-    EVENTS,
-    Auth,
-    ClientInfo,
-    Connect,
-    Decision,
-    EndOfData,
-    Event,
-    Headers,
-    Helo,
-    Mail,
-    Policy,
-    PolicyContext,
-    Rcpt,
-    accept,
-    refuse,
-)
+from zonerelay.inbound import policy as policies
+from zonerelay.inbound.policy import ACCEPT, Decision, Event, Mail, Policy, PolicyContext, Rcpt, refuse
 from zonerelay.inbound.policy.runner import MAX_CALLS, MAX_THREADS, NOT_AVAILABLE, PolicyRunner
 from zonerelay.model.clock import ManualClock
 
 LIMIT = 0.05
 
-MAIL = Mail(client=ClientInfo(address="192.0.2.1"), sender="a@example.org")
+MAIL = Mail(client=policies.ClientInfo(address="192.0.2.1"), sender="a@example.org")
 RCPT = Rcpt(sender="a@example.org", recipient="b@example.com")
 ONE_OF_EACH: dict[type[Event], Event] = {
-    Connect: Connect(),
-    Helo: Helo(name="client.example"),
-    Auth: Auth(user="app1", mechanism="PLAIN"),
+    policies.Connect: policies.Connect(),
+    policies.Helo: policies.Helo(name="client.example"),
+    policies.Auth: policies.Auth(user="app1", mechanism="PLAIN"),
     Mail: MAIL,
     Rcpt: RCPT,
-    Headers: Headers(message_id="1", sender="", recipients=("b@example.com",), fields=(("Subject", "x"),)),
-    EndOfData: EndOfData(message_id="1", sender="", recipients=("b@example.com",), fields=(), size=10),
+    policies.Headers: policies.Headers(
+        message_id="1", sender="", recipients=("b@example.com",), fields=(("Subject", "x"),)
+    ),
+    policies.EndOfData: policies.EndOfData(
+        message_id="1", sender="", recipients=("b@example.com",), fields=(), size=10
+    ),
 }
 
 
@@ -95,14 +83,14 @@ async def test_only_what_the_class_overrides_is_asked() -> None:
             return refuse(550, "7.1", f"not from {event.sender}")
 
         async def rcpt(self, event: Rcpt) -> Decision | None:
-            return accept(zone="bulk") if event.recipient.endswith("example.com") else None
+            return policies.accept(zone="bulk") if event.recipient.endswith("example.com") else None
 
     async with running(Mine(PolicyContext())) as (runner, sink):
         assert runner.asked == {Mail, Rcpt}
         assert await runner.ask(MAIL) == refuse(550, "7.1", "not from a@example.org")
-        assert await runner.ask(RCPT) == accept(zone="bulk")
+        assert await runner.ask(RCPT) == policies.accept(zone="bulk")
         assert await runner.ask(Rcpt(sender="", recipient="b@example.net")) is ACCEPT
-        for event in EVENTS:
+        for event in policies.EVENTS:
             if event not in runner.asked:
                 assert await runner.ask(ONE_OF_EACH[event]) is ACCEPT
         assert sink.events == []
@@ -286,7 +274,7 @@ async def test_a_coroutine_that_blocks_its_loop_makes_events_fail_at_once_until_
         async def rcpt(self, event: Rcpt) -> None:
             return None
 
-        def helo(self, event: Helo) -> None:
+        def helo(self, event: policies.Helo) -> None:
             return None
 
     async with running(Mine(PolicyContext())) as (runner, sink):
@@ -296,7 +284,7 @@ async def test_a_coroutine_that_blocks_its_loop_makes_events_fail_at_once_until_
         began = asyncio.get_running_loop().time()
         assert await runner.ask(RCPT) is NOT_AVAILABLE
         assert asyncio.get_running_loop().time() - began < LIMIT / 2
-        assert await runner.ask(Helo(name="x")) is ACCEPT
+        assert await runner.ask(policies.Helo(name="x")) is ACCEPT
         go.set()
         async with asyncio.timeout(5):
             while await runner.ask(RCPT) is not ACCEPT:
@@ -387,15 +375,15 @@ async def test_a_def_method_that_returns_a_coroutine_is_told_to_be_async() -> No
         assert "async def" in str(sink.named("policy-failed")[0]["detail"])
 
 
-EDIT = accept(add=[("X-Checked", "yes")])
-ZONE = accept(zone="bulk")
+EDIT = policies.accept(add=[("X-Checked", "yes")])
+ZONE = policies.accept(zone="bulk")
 
 
-@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.step)
+@pytest.mark.parametrize("event", policies.EVENTS, ids=lambda event: event.step)
 async def test_zones_and_edits_only_where_they_can_still_matter(event: type[Event]) -> None:
-    chooses = event in (Mail, Rcpt, Headers, EndOfData)
-    edits = event is not EndOfData
-    for decision, right in ((ZONE, chooses), (EDIT, edits), (accept(zone="no-such-zone"), False)):
+    chooses = event in (Mail, Rcpt, policies.Headers, policies.EndOfData)
+    edits = event is not policies.EndOfData
+    for decision, right in ((ZONE, chooses), (EDIT, edits), (policies.accept(zone="no-such-zone"), False)):
         made = policy(**{event.step: lambda self, event, decision=decision: decision})
         async with running(made, timeout=5) as (runner, sink):
             assert await runner.ask(ONE_OF_EACH[event]) == (decision if right else NOT_AVAILABLE)

@@ -12,16 +12,9 @@ from hypothesis import strategies as st
 
 from zonerelay.model.reply import Reply
 from zonerelay.smtp.client import extensions, reputation
+from zonerelay.smtp.client import replies as client_replies
 from zonerelay.smtp.client.extensions import NO_LIMITS, Capabilities, PeerLimits, limits_line, parse_ehlo
-from zonerelay.smtp.client.replies import (
-    MAX_BACKLOG,
-    MAX_LINE,
-    MAX_REPLY,
-    MAX_SKIPPED,
-    PeerError,
-    ReplyParser,
-    printable,
-)
+from zonerelay.smtp.client.replies import MAX_LINE, MAX_REPLY, MAX_SKIPPED, PeerError, ReplyParser
 from zonerelay.smtp.client.reputation import MAX_TEXT, NOT_OURS, TEXTS, TEXTS_BY_CODE, blames_address
 
 
@@ -138,8 +131,8 @@ def test_reply_without_an_end_is_cut_off() -> None:
 def test_input_that_nobody_reads_is_bounded() -> None:
     parser = ReplyParser()
     for _ in range(10):
-        parser.feed(b"x" * MAX_BACKLOG)
-    assert len(parser._buffer) <= 2 * MAX_BACKLOG
+        parser.feed(b"x" * client_replies.MAX_BACKLOG)
+    assert len(parser._buffer) <= 2 * client_replies.MAX_BACKLOG
     with pytest.raises(PeerError):
         parser.next_reply()
 
@@ -190,7 +183,7 @@ def test_a_split_changes_nothing(data: bytes, at: int) -> None:
 
 
 def test_text_for_people_has_no_line_breaks() -> None:
-    assert printable("a\r\nb\u2028c\x85d") == "a  b c d"
+    assert client_replies.printable("a\r\nb\u2028c\x85d") == "a  b c d"
 
 
 # Which replies are about the address that we sent from, and which are about anything else

@@ -9,15 +9,8 @@ from hypothesis import strategies as st
 from zonerelay.config.checks import advice
 from zonerelay.config.load import load_text
 from zonerelay.config.settings import RewriteScope, RewriteSettings
-from zonerelay.inbound.state.transaction import (
-    MAX_NAMED,
-    MAX_NOTES,
-    NO_EDITS,
-    ClientRewrites,
-    MailTransaction,
-    RewriteRules,
-    wishes_of_both,
-)
+from zonerelay.inbound.state import transaction as transactions
+from zonerelay.inbound.state.transaction import NO_EDITS, ClientRewrites, MailTransaction, RewriteRules
 from zonerelay.model.envelope import NULL_SENDER, Mailbox, Notify, Origin, Recipient, recipient_key
 from zonerelay.routing.zones.address_patterns import AddressPatterns, AddressTable
 from zonerelay.smtp.server.params import MailCommand
@@ -197,16 +190,16 @@ WISHES = [
 
 @pytest.mark.parametrize(("one", "other", "wanted", "why"), WISHES, ids=[why for *_, why in WISHES])
 def test_whoever_wants_to_be_told_is_told(one: Notify, other: Notify, wanted: Notify, why: str) -> None:
-    assert wishes_of_both(one, other) == wanted
+    assert transactions.wishes_of_both(one, other) == wanted
 
 
 def test_notes_are_bounded() -> None:
     rules = [rule(f"old{n}.example", f"@new{n}.example") for n in range(40)]
     recipients = [to(f"{n}@old{n % 40}.example") for n in range(1000)]
     notes = [*rewritten(rules, recipients).rewriting_notes()]
-    assert len(notes) == MAX_NOTES
+    assert len(notes) == transactions.MAX_NOTES
     assert notes[0].startswith("rewritten recipient rewrite=1: 0@new0.example, 40@new0.example, ")
-    assert notes[0].endswith(f" and {25 - MAX_NAMED} more")
+    assert notes[0].endswith(f" and {25 - transactions.MAX_NAMED} more")
 
 
 @pytest.mark.parametrize(

@@ -7,30 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from zonerelay.config.settings import (
-    AccessAction,
-    AccessSettings,
-    DestinationSettings,
-    RouteSettings,
-    TlsMode,
-    ZoneSettings,
-)
+from zonerelay.config import settings as tables
+from zonerelay.config.settings import AccessAction, DestinationSettings, RouteSettings, TlsMode, ZoneSettings
 from zonerelay.config.units import parse_rate
 from zonerelay.inbound.access.networks import AccessRules
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Envelope, Mailbox, MessageId, Origin, Priority
 from zonerelay.routing.destinations.mx import DestinationTable, on_terms
 from zonerelay.routing.destinations.route import DestinationLimits, MxHost, Route, TlsDemand
+from zonerelay.routing.zones import zones as zone_choice
 from zonerelay.routing.zones.route_rules import FEW, Headers, RoutedMail, RouteRule
-from zonerelay.routing.zones.zones import (
-    MAX_NAMED,
-    MAX_NOTE,
-    MAX_NOTES,
-    RuleCheck,
-    ZoneChoice,
-    Zones,
-    zone_notes,
-)
+from zonerelay.routing.zones.zones import MAX_NOTE, MAX_NOTES, RuleCheck, ZoneChoice, Zones, zone_notes
 
 ZONES = (ZoneSettings(), ZoneSettings(name="bulk"), ZoneSettings(name="vip"))
 FINGERPRINT = "ab" * 32
@@ -224,7 +211,7 @@ def test_one_reason_for_all_recipients_is_one_short_note() -> None:
 
 def test_several_reasons_name_their_recipients() -> None:
     policy, route = ZoneChoice("vip", "policy"), ZoneChoice("default", "no route")
-    notes = zone_notes([("a@x", policy), *((f"u{n}@x", route) for n in range(MAX_NAMED + 2))])
+    notes = zone_notes([("a@x", policy), *((f"u{n}@x", route) for n in range(zone_choice.MAX_NAMED + 2))])
     assert notes == ("zone=default no route: u0@x, u1@x, u2@x, u3@x, u4@x and 2 more", "zone=vip policy: a@x")
 
 
@@ -274,7 +261,7 @@ def test_access_rules() -> None:
     for seed in range(8):
         draw = random.Random(seed)
         settings = [
-            AccessSettings(
+            tables.AccessSettings(
                 action=AccessAction.REFUSE,
                 client=some(draw, NETWORKS),  # type: ignore[arg-type]
                 user=some(draw, ("app", "shop", "*")),  # type: ignore[arg-type]

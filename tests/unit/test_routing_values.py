@@ -23,31 +23,11 @@ from tests.support.dns_oracle import read_alike
 from zonerelay.config.endpoints import NameServer, parse_listen
 from zonerelay.config.settings import DnsSettings
 from zonerelay.model.clock import ManualClock
-from zonerelay.routing.addresses import (
-    OwnAddresses,
-    ascii_domain,
-    is_address_of_this_machine,
-    is_literal,
-    is_private,
-)
+from zonerelay.routing import addresses
+from zonerelay.routing.addresses import OwnAddresses, ascii_domain, is_literal, is_private
 from zonerelay.routing.dns import answers as dns_answers
 from zonerelay.routing.dns import resolver as dns_resolver
-from zonerelay.routing.dns.answers import (
-    AAAA,
-    CNAME,
-    MX,
-    TLSA,
-    TXT,
-    A,
-    DnsAnswer,
-    DnsStatus,
-    MxRecord,
-    ParsedAnswer,
-    RecordType,
-    TlsaRecord,
-    is_plain_name,
-    question,
-)
+from zonerelay.routing.dns.answers import AAAA, CNAME, MX, TLSA, TXT, A, DnsStatus, ParsedAnswer, question
 from zonerelay.routing.dns.resolver import Hosts, Resolver, read_answer, system_names
 from zonerelay.smtp.server.paths import literal_address
 
@@ -190,7 +170,7 @@ def test_a_wildcard_listener_is_ours_on_every_address_of_the_machine() -> None:
     assert own.includes("127.0.0.1", 25)
     assert not own.includes("192.0.2.1", 25)
     assert not own.includes("127.0.0.1", 26)
-    assert not is_address_of_this_machine(ipaddress.ip_address("2001:db8::1"))
+    assert not addresses.is_address_of_this_machine(ipaddress.ip_address("2001:db8::1"))
 
 
 def test_a_hosts_file_names_hosts_in_any_case_and_its_mistakes_are_skipped(tmp_path: Path) -> None:
@@ -275,13 +255,13 @@ class Asked(Resolver):
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def get(self, name: str = "x") -> DnsAnswer[str]:
+    async def get(self, name: str = "x") -> dns_answers.DnsAnswer[str]:
         return await self.lookup(name, "A")
 
-    async def _ask(self, name: str, kind: object) -> DnsAnswer[Any]:
+    async def _ask(self, name: str, kind: object) -> dns_answers.DnsAnswer[Any]:
         self.count += 1
         await self.gate.wait()
-        return DnsAnswer(DnsStatus.OK, (str(self.count),), self.clock.monotonic() + 10.0)
+        return dns_answers.DnsAnswer(DnsStatus.OK, (str(self.count),), self.clock.monotonic() + 10.0)
 
 
 async def test_an_answer_is_reused_until_it_expires() -> None:
@@ -331,7 +311,10 @@ async def test_closing_gives_up_what_is_being_asked() -> None:
 
 
 NAME = "mail.example.com"
-KINDS: dict[str, RecordType[object]] = {kind.name: kind for kind in (MX, A, AAAA, TLSA, TXT, CNAME)}  # type: ignore[misc]  # of several types
+KINDS: dict[str, dns_answers.RecordType[object]] = {
+    kind.name: kind  # type: ignore[misc]  # of several types
+    for kind in (MX, A, AAAA, TLSA, TXT, CNAME)
+}
 DATA = {
     "MX": ["10 mx.example.com.", "20 MX.Example.NET.", "0 .", "10 mx\\.dot.example.", "5 192.0.2.1."],
     "A": ["192.0.2.1", "192.0.2.2", "127.0.0.1"],
@@ -359,7 +342,7 @@ def packet(kind: str, *answer: str, authority: tuple[str, ...] = (), name: str =
     return made
 
 
-def reading(made: dns.message.Message, kind: RecordType[object]) -> ParsedAnswer[object]:
+def reading(made: dns.message.Message, kind: dns_answers.RecordType[object]) -> ParsedAnswer[object]:
     wire = made.to_wire()
     read_alike(wire, NAME, kind)
     return read_answer(wire, NAME, kind)
@@ -367,15 +350,15 @@ def reading(made: dns.message.Message, kind: RecordType[object]) -> ParsedAnswer
 
 def test_plain_answers_of_every_kind() -> None:
     assert reading(packet("MX", f"{NAME} 300 MX 10 MX.example.com."), KINDS["MX"]) == ParsedAnswer(
-        DnsStatus.OK, (MxRecord(10, "mx.example.com"),), 300.0
+        DnsStatus.OK, (dns_answers.MxRecord(10, "mx.example.com"),), 300.0
     )
     assert reading(packet("MX", f"{NAME} 300 MX 0 ."), KINDS["MX"]) == ParsedAnswer(
-        DnsStatus.OK, (MxRecord(0, ""),), 300.0
+        DnsStatus.OK, (dns_answers.MxRecord(0, ""),), 300.0
     )
     found = reading(packet("AAAA", f"{NAME} 9 AAAA 2001:db8::1", f"{NAME} 8 AAAA ::1"), KINDS["AAAA"])
     assert found == ParsedAnswer(DnsStatus.OK, ("2001:db8::1", "::1"), 8.0)
     found = reading(packet("TLSA", f"{NAME} 9 TLSA 3 1 1 abcd"), KINDS["TLSA"])
-    assert found == ParsedAnswer(DnsStatus.OK, (TlsaRecord(3, 1, 1, b"\xab\xcd"),), 9.0)
+    assert found == ParsedAnswer(DnsStatus.OK, (dns_answers.TlsaRecord(3, 1, 1, b"\xab\xcd"),), 9.0)
     found = reading(packet("TXT", f'{NAME} 9 TXT "one" "two"'), KINDS["TXT"])
     assert found == ParsedAnswer(DnsStatus.OK, ("onetwo",), 9.0)
 
@@ -384,7 +367,9 @@ def test_a_signed_answer_is_plain() -> None:
     made = packet("MX", f"{NAME} 300 MX 10 mx.example.com.", f"{NAME} 60 RRSIG {DATA['RRSIG'][0]}")
     made.flags |= dns.flags.AD
     found = read_alike(made.to_wire(), NAME, MX)
-    assert found == ParsedAnswer(DnsStatus.OK, (MxRecord(10, "mx.example.com"),), 300.0, authentic=True)
+    assert found == ParsedAnswer(
+        DnsStatus.OK, (dns_answers.MxRecord(10, "mx.example.com"),), 300.0, authentic=True
+    )
 
 
 def test_aliases_are_followed_and_the_least_ttl_counts() -> None:
@@ -459,7 +444,7 @@ def test_unusual_answers_are_read_by_dnspython(what: str) -> None:
 
 def test_unusable_records_are_left_out_and_alone_they_are_invalid() -> None:
     odd, usual = f"{NAME} 9 MX 10 m\\*x.example.", f"{NAME} 9 MX 10 mx.example."
-    assert reading(packet("MX", odd, usual), KINDS["MX"]).records == (MxRecord(10, "mx.example"),)
+    assert reading(packet("MX", odd, usual), KINDS["MX"]).records == (dns_answers.MxRecord(10, "mx.example"),)
     assert reading(packet("MX", odd), KINDS["MX"]).status is DnsStatus.BAD
 
 
@@ -503,14 +488,14 @@ def test_a_question_is_what_dnspython_would_ask() -> None:
     ],
 )
 def test_plain_names(name: str, is_plain: bool) -> None:
-    assert is_plain_name(name) is is_plain
+    assert dns_answers.is_plain_name(name) is is_plain
     if is_plain:
         asked = dns.message.from_wire(question(1, name, A.code, wants_dnssec=False))
         assert asked.question[0].name == dns.name.from_text(name)
 
 
 @st.composite
-def packets(draw: st.DrawFn) -> tuple[bytes, RecordType[object]]:
+def packets(draw: st.DrawFn) -> tuple[bytes, dns_answers.RecordType[object]]:
     """Answers of all kinds, likely ones and unlikely ones, some of them damaged."""
     kind = draw(st.sampled_from(sorted(KINDS)))
     query = dns.message.make_query(NAME, kind, use_edns=draw(st.sampled_from([0, -1])))
@@ -544,5 +529,7 @@ def damaged(draw: st.DrawFn, packet: bytes) -> bytes:
 
 
 @given(packets())
-def test_what_we_understand_we_understand_as_dnspython_does(made: tuple[bytes, RecordType[object]]) -> None:
+def test_what_we_understand_we_understand_as_dnspython_does(
+    made: tuple[bytes, dns_answers.RecordType[object]],
+) -> None:
     read_alike(made[0], NAME, made[1])

@@ -12,16 +12,9 @@ from msgspec import structs
 
 from tests.support.mail import Reported, make_message, make_sources, route_to
 from zonerelay.config.settings import SourceSettings, SourceUnit, ZoneSettings
+from zonerelay.delivery import source as choosing
 from zonerelay.delivery.peer import ConnectionKey, SourceFailure, Terms
-from zonerelay.delivery.source import (
-    ABSENT_FOR,
-    MAX_REMEMBERED,
-    SourceSelection,
-    from_elsewhere,
-    in_order,
-    key_of,
-    shares,
-)
+from zonerelay.delivery.source import ABSENT_FOR, MAX_REMEMBERED, from_elsewhere, in_order, key_of, shares
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import NULL_SENDER, Mailbox, MessageId
 from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
@@ -42,7 +35,7 @@ class Stage:
     def __init__(self, *sources: SourceSettings, penalty: float = 3600.0) -> None:
         self.clock = ManualClock()
         self.told = Reported()
-        self.selection: SourceSelection = make_sources(self.clock, sources, self.told)
+        self.selection: choosing.SourceSelection = make_sources(self.clock, sources, self.told)
         self.zone = ZoneSettings(sources=tuple(each.name for each in sources), source_penalty=penalty)
 
     def choose(self, route: Route = HERE, unfit: Collection[str] = ()) -> ConnectionKey | None:

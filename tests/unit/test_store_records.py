@@ -13,15 +13,8 @@ from zonerelay.model.delivery import Delivery, DeliveryKey, queue_of
 from zonerelay.model.envelope import Mailbox, MessageId, Notify
 from zonerelay.model.reply import Attempt, Reply
 from zonerelay.store import records
-from zonerelay.store.leveldb.damage.format import (
-    KeyVersion,
-    as_batch,
-    data_blocks,
-    has_index,
-    operations_of,
-    read_log,
-    write_log,
-)
+from zonerelay.store.leveldb.damage import format
+from zonerelay.store.leveldb.damage.format import KeyVersion, as_batch, has_index, read_log, write_log
 from zonerelay.store.leveldb.engine import plyvel
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -129,7 +122,7 @@ def tables_of(rows: dict[bytes, bytes], compression: str | None, bloom_filter_bi
 
 
 def versions_of(raw: bytes) -> list[KeyVersion]:
-    return list(chain.from_iterable(block.versions for block in data_blocks(raw)))
+    return list(chain.from_iterable(block.versions for block in format.data_blocks(raw)))
 
 
 @settings(max_examples=12, deadline=None)
@@ -168,4 +161,4 @@ def test_damaged_octets_give_fewer_rows_and_never_an_error(
 def test_a_version_is_the_same_write_in_a_log(value: bytes | None) -> None:
     (batch,) = read_log(write_log([as_batch(KeyVersion(b"k" * 300, 77, value))])).records
     assert batch[:8] == (77).to_bytes(8, "little")
-    assert list(operations_of(batch)) == [(b"k" * 300, value)]
+    assert list(format.operations_of(batch)) == [(b"k" * 300, value)]

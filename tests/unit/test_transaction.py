@@ -8,18 +8,9 @@ from tests.support.queueing import delivery
 from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import BodyType, Mailbox, Message, Notify, Ret
 from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
+from zonerelay.smtp.client import transaction as transactions
 from zonerelay.smtp.client.extensions import Capabilities
-from zonerelay.smtp.client.transaction import (
-    BdatFailure,
-    ChunkedTransaction,
-    ClientTransaction,
-    Peer,
-    TransactionPhase,
-    can_be_chunked,
-    original_recipient,
-    rcpt_parameters,
-    too_large,
-)
+from zonerelay.smtp.client.transaction import BdatFailure, ClientTransaction, Peer, TransactionPhase
 from zonerelay.smtp.server.params import MAX_ORCPT, NOTIFY, parse_orcpt
 
 PLAIN = Capabilities()
@@ -287,11 +278,11 @@ def test_address_with_a_line_break_never_becomes_a_command(bad: str) -> None:
 
 def test_announced_limit_is_compared_with_the_message() -> None:
     message = make_message(b"x" * 100)
-    refusal = too_large(message, Capabilities(size_offered=True, size=99))
+    refusal = transactions.too_large(message, Capabilities(size_offered=True, size=99))
     assert refusal is not None
     assert (refusal.code, refusal.status) == (552, "5.3.4")
-    assert too_large(message, Capabilities(size_offered=True, size=100)) is None
-    assert too_large(message, Capabilities(size_offered=True)) is None
+    assert transactions.too_large(message, Capabilities(size_offered=True, size=100)) is None
+    assert transactions.too_large(message, Capabilities(size_offered=True)) is None
 
 
 # What a server with DSN is told of the client's wishes, and that a server without it is told nothing
@@ -367,7 +358,7 @@ def test_the_outcome_tells_whether_the_peer_knows_the_wishes(capabilities: Capab
 )
 def test_notify_says_what_was_said(words: str) -> None:
     given = delivery(notify=NOTIFY[words], orcpt="rfc822;b@x")
-    assert rcpt_parameters(given, smtputf8=False) == f" NOTIFY={words} ORCPT=rfc822;b@x"
+    assert transactions.rcpt_parameters(given, smtputf8=False) == f" NOTIFY={words} ORCPT=rfc822;b@x"
 
 
 @pytest.mark.parametrize(
@@ -382,16 +373,16 @@ def test_notify_says_what_was_said(words: str) -> None:
     ],
 )
 def test_an_orcpt_is_made_of_the_address_for_who_gave_only_notify(recipient: str, orcpt: str) -> None:
-    assert original_recipient(Mailbox(recipient)) == orcpt
+    assert transactions.original_recipient(Mailbox(recipient)) == orcpt
     assert parse_orcpt(orcpt) == orcpt
     made = delivery(recipient, notify=Notify.FAILURE)
-    assert rcpt_parameters(made, smtputf8=True) == f" NOTIFY=FAILURE ORCPT={orcpt}"
+    assert transactions.rcpt_parameters(made, smtputf8=True) == f" NOTIFY=FAILURE ORCPT={orcpt}"
 
 
 def test_an_orcpt_that_would_be_too_long_is_not_made() -> None:
     long = Mailbox("ü" * 120 + "@example.com")
     assert len(long) < MAX_ORCPT
-    assert rcpt_parameters(delivery(long, notify=SUCCESS), smtputf8=True) == " NOTIFY=SUCCESS"
+    assert transactions.rcpt_parameters(delivery(long, notify=SUCCESS), smtputf8=True) == " NOTIFY=SUCCESS"
 
 
 @pytest.mark.parametrize(
@@ -405,7 +396,10 @@ def test_an_orcpt_that_would_be_too_long_is_not_made() -> None:
     ],
 )
 def test_a_utf8_orcpt_takes_the_form_that_the_server_knows(given: str, smtputf8: bool, sent: str) -> None:
-    assert rcpt_parameters(delivery(orcpt=parse_orcpt(given)), smtputf8=smtputf8) == f" ORCPT={sent}"
+    assert (
+        transactions.rcpt_parameters(delivery(orcpt=parse_orcpt(given)), smtputf8=smtputf8)
+        == f" ORCPT={sent}"
+    )
 
 
 def test_smtputf8_in_mail_decides_about_the_form() -> None:
@@ -433,14 +427,18 @@ PIPED_BDAT = Capabilities(chunking=True, pipelining=True)
 CHUNK, DONE = "250 1 octet", "250 taken"
 
 
-def begun_chunks(capabilities: Capabilities, recipients: int, *, probe: bool = True) -> ChunkedTransaction:
+def begun_chunks(
+    capabilities: Capabilities, recipients: int, *, probe: bool = True
+) -> transactions.ChunkedTransaction:
     deliveries = to(*(f"r{number}@example.com" for number in range(recipients)))
-    return ChunkedTransaction(make_message(), deliveries, capabilities, PEER, content=TEXT, probe=probe)
+    return transactions.ChunkedTransaction(
+        make_message(), deliveries, capabilities, PEER, content=TEXT, probe=probe
+    )
 
 
 def converse_in_chunks(
     capabilities: Capabilities, recipients: int, *replies: str, probe: bool = True
-) -> ChunkedTransaction:
+) -> transactions.ChunkedTransaction:
     """Play the replies. Ends with LOST when the replies end too early."""
     transaction = begun_chunks(capabilities, recipients, probe=probe)
     written = transaction.begin()
@@ -621,5 +619,5 @@ def test_our_own_trouble_with_chunks_blames_no_peer() -> None:
 
 @pytest.mark.parametrize("head", [b"", b"\r\n", b"\n", b" x", b"\tx", b"\0", b"\x7f", b"\xff"])
 def test_octets_that_could_be_a_command_line_do_not_go_alone(head: bytes) -> None:
-    assert not can_be_chunked(head)
-    assert can_be_chunked(b"R" + head)
+    assert not transactions.can_be_chunked(head)
+    assert transactions.can_be_chunked(b"R" + head)

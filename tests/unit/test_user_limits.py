@@ -12,16 +12,10 @@ from hypothesis import strategies as st
 
 from tests.support.credentials import file_of, user
 from zonerelay.cli.spool import home_files
+from zonerelay.config import settings as options
 from zonerelay.config import user_limits
 from zonerelay.config.credentials.file import CredentialsError
-from zonerelay.config.settings import (
-    AccessAction,
-    AccessSettings,
-    ListenerSettings,
-    Settings,
-    SpoolSettings,
-    UnsafeListener,
-)
+from zonerelay.config.settings import AccessAction, AccessSettings, ListenerSettings, Settings, SpoolSettings
 from zonerelay.config.user_limits import NONE, UserLimits, UserMode, change_user, changed
 from zonerelay.inbound.access.networks import DEFERRED, MAX_REMEMBERED, REFUSED, AccessPolicy, AccessRules
 from zonerelay.inbound.limits.quotas import LENGTHS, QuotaLevel, Quotas, Usage
@@ -265,7 +259,7 @@ def test_who_may_relay(peer: str, may: bool, shown: str, reason: str) -> None:
 def test_nobody_relays_without_networks_and_open_relay_opens_it() -> None:
     closed = AccessPolicy(ListenerSettings(allow_networks=()))
     assert not closed.identify(("127.0.0.1", 1)).may_relay
-    opened = AccessPolicy(ListenerSettings(allow_networks=(), unsafe=(UnsafeListener.OPEN_RELAY,)))
+    opened = AccessPolicy(ListenerSettings(allow_networks=(), unsafe=(options.UnsafeListener.OPEN_RELAY,)))
     assert opened.identify(("198.51.100.1", 1)).may_relay
 
 

@@ -11,20 +11,10 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from zonerelay.model import envelope as envelopes
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.delivery import Delivery, DeliveryKey, queue_of, webhook_queue
-from zonerelay.model.envelope import (
-    BodyType,
-    Envelope,
-    Mailbox,
-    Message,
-    MessageId,
-    Notify,
-    Origin,
-    Priority,
-    Recipient,
-    Ret,
-)
+from zonerelay.model.envelope import BodyType, Envelope, Mailbox, Message, MessageId, Notify, Origin, Priority
 from zonerelay.model.reply import Attempt, Reply
 from zonerelay.store.contract import BodyFacts, Finish, OwnMessage, Postpone, Store, StoredKey
 
@@ -97,7 +87,7 @@ def queue() -> list[Mail]:
             *("success@example.net", "never@example.net"),
             notify=(Notify.SUCCESS | Notify.FAILURE | Notify.DELAY, Notify.NEVER),
             orcpt="rfc822;an+2Bother@example.net",
-            ret=Ret.HDRS,
+            ret=envelopes.Ret.HDRS,
             envid="QQ314159",
         ),
         _mail(7, "urgent@example.org", "urgent@example.net", priority=Priority.HIGH),
@@ -178,7 +168,7 @@ def _mail(
     **envelope: Any,
 ) -> Mail:
     wished = tuple(
-        Recipient(address=Mailbox(address), notify=wish, orcpt=orcpt)
+        envelopes.Recipient(address=Mailbox(address), notify=wish, orcpt=orcpt)
         for address, wish in zip(recipients, notify, strict=False)
     )
     whole = Envelope(

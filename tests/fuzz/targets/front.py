@@ -10,16 +10,7 @@ from tests.fuzz.targets.commands import refusal
 from tests.support.feeding import cuttings
 from zonerelay.smtp.server import proxy_protocol
 from zonerelay.smtp.server.paths import CommandError
-from zonerelay.smtp.server.proxy_protocol import (
-    MAX_HEADER,
-    MAX_LINE,
-    MAX_VALUE,
-    ProxyFault,
-    ProxyHeader,
-    ProxyReader,
-    looks_like_proxy,
-    parse_xclient,
-)
+from zonerelay.smtp.server.proxy_protocol import MAX_HEADER, MAX_LINE, MAX_VALUE, ProxyHeader, parse_xclient
 
 
 def proxy(data: bytes) -> None:
@@ -27,7 +18,7 @@ def proxy(data: bytes) -> None:
     assert all(each == found[0] for each in found[1:])
     header, rest = found[0]
     if isinstance(header, ProxyHeader):
-        assert looks_like_proxy(data)
+        assert proxy_protocol.looks_like_proxy(data)
         assert data.endswith(rest)
         assert len(data) - len(rest) <= MAX_HEADER
         _check_address(header.address)
@@ -38,13 +29,13 @@ def proxy(data: bytes) -> None:
 
 def _proxy(pieces: list[bytes]) -> tuple[ProxyHeader | str | None, bytes]:
     """The header and what is behind it; or "fault"."""
-    reader = ProxyReader()
+    reader = proxy_protocol.ProxyReader()
     try:
         for number, piece in enumerate(pieces):
             header = reader.feed(piece)
             if header is not None:
                 return header, reader.rest + b"".join(pieces[number + 1 :])
-    except ProxyFault as fault:
+    except proxy_protocol.ProxyFault as fault:
         return _fault(str(fault)), b""
     return None, b""
 

@@ -12,15 +12,9 @@ from tests.fuzz.targets.commands import refusal
 from zonerelay.config.credentials import file as credentials_file
 from zonerelay.config.credentials.file import CredentialsError, format_line, parse
 from zonerelay.model.reply import Reply
+from zonerelay.smtp.server import sasl as server_sasl
 from zonerelay.smtp.server.paths import CommandError
-from zonerelay.smtp.server.sasl import (
-    MAX_PASSWORD,
-    MAX_USER,
-    MECHANISMS,
-    Credentials,
-    SaslExchange,
-    parse_auth,
-)
+from zonerelay.smtp.server.sasl import MAX_USER, MECHANISMS, Credentials, SaslExchange, parse_auth
 
 MAX_RESPONSES = 3
 FILE_NAME = "credentials"
@@ -59,7 +53,7 @@ def _check_challenge(reply: Reply) -> None:
 
 def _check(said: Credentials) -> None:
     assert 0 < len(said.user.encode()) <= MAX_USER
-    assert 0 < len(said.password.encode()) <= MAX_PASSWORD
+    assert 0 < len(said.password.encode()) <= server_sasl.MAX_PASSWORD
     assert said.user.isprintable()
     assert repr(said) == "Credentials()"
     plain = base64.b64encode(f"\0{said.user}\0{said.password}".encode()).decode()

@@ -11,19 +11,10 @@ from collections.abc import Callable
 
 from tests.fuzz.targets.bodies import no_bare_line_ends, normalized
 from tests.support.feeding import cuttings
+from zonerelay.message import header as message_header
 from zonerelay.message.dkim.signature import author_domain
 from zonerelay.message.dsn import DsnKind, Notice, RecipientReport, compose
-from zonerelay.message.header import (
-    EMPTY_LINE,
-    MAILBOX_LINE,
-    MAX_METADATA,
-    Header,
-    HeaderScanner,
-    HeaderTooLargeError,
-    change_field,
-    edit_header,
-    parse_header,
-)
+from zonerelay.message.header import EMPTY_LINE, MAILBOX_LINE, Header, change_field, edit_header, parse_header
 from zonerelay.model.address_list import read_addresses
 from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.model.envelope import NULL_SENDER, Envelope, Mailbox, Message, MessageId
@@ -79,7 +70,7 @@ def headers(data: bytes) -> None:
     assert header.lead in (b"", EMPTY_LINE, MAILBOX_LINE)
     assert header.names >= {name.lower() for name, _ in header.fields}
     assert header.received >= sum(name.lower() == "received" for name, _ in header.fields)
-    assert sum(len(name) + len(value) for name, value in header.fields) <= MAX_METADATA
+    assert sum(len(name) + len(value) for name, value in header.fields) <= message_header.MAX_METADATA
     for name, value in header.fields:
         assert name.isascii()
         assert not any(ord(c) < 0x20 or ord(c) == 0x7F for c in name + value)
@@ -87,7 +78,7 @@ def headers(data: bytes) -> None:
 
 
 def _scan(pieces: list[bytes]) -> Header | None:
-    scanner = HeaderScanner(MAX_HEADER)
+    scanner = message_header.HeaderScanner(MAX_HEADER)
     held = b""
     try:
         for piece in pieces:
@@ -97,7 +88,7 @@ def _scan(pieces: list[bytes]) -> Header | None:
                 scanner.feed(held)
                 held = b""
         return scanner.finish()
-    except HeaderTooLargeError:
+    except message_header.HeaderTooLargeError:
         return None
 
 

@@ -14,13 +14,8 @@ from tests.fuzz.conversation import TURNS_PER_PACKET, Conversation, converse
 from tests.fuzz.targets.bodies import no_bare_line_ends
 from tests.fuzz.targets.tls import context
 from tests.support.inbound import is_well_formed
-from zonerelay.config.settings import (
-    BareLineEnds,
-    ListenerAuth,
-    ListenerSettings,
-    ListenerTls,
-    UnsafeListener,
-)
+from zonerelay.config import settings as options
+from zonerelay.config.settings import BareLineEnds, ListenerAuth, ListenerSettings, ListenerTls
 from zonerelay.inbound.tls.certificates import Certificates
 from zonerelay.inbound.tls.channel import TlsChannel
 from zonerelay.smtp.server.proxy_protocol import ProxyFault, ProxyReader
@@ -57,7 +52,7 @@ def settings(words: frozenset[str]) -> ListenerSettings:
         tls=ListenerTls.STARTTLS if "starttls" in words else ListenerTls.NONE,
         require_tls="require-tls" in words and "starttls" in words,
         auth=auth if offered else ListenerAuth.OFF,
-        unsafe=(UnsafeListener.CLEARTEXT_AUTH,) if offered else (),
+        unsafe=(options.UnsafeListener.CLEARTEXT_AUTH,) if offered else (),
         allow_networks=() if "closed" in words else everybody,
         proxy_networks=everybody if "proxy" in words else (),
         xclient_networks=everybody if "xclient" in words else (),

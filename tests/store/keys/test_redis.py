@@ -24,14 +24,9 @@ from zonerelay.model.delivery import queue_of
 from zonerelay.store.contract import Finish, StoreError, StoreFullError, StoreOpenError, Unhealthy
 from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import OlderStateError, Write, clear, pages
+from zonerelay.store.redis import engine as redis_engine
 from zonerelay.store.redis.connection import Confirmation, RedisEndpoint, open_wire, subscribed
-from zonerelay.store.redis.engine import (
-    RedisEngine,
-    RedisRecordStore,
-    check_server,
-    server_facts,
-    tell_foreign_queue,
-)
+from zonerelay.store.redis.engine import RedisEngine, RedisRecordStore, server_facts, tell_foreign_queue
 
 PASSWORD = "correct-horse"
 PREFIX = "{mail}:"
@@ -173,7 +168,7 @@ async def test_a_sentinel_of_valkey_8_is_one() -> None:
     wire: Any = Sentinel()
     facts = await server_facts(wire)
     with pytest.raises(StoreOpenError, match="this is a Sentinel, which stores no data"):
-        check_server(facts, RedisSettings())
+        redis_engine.check_server(facts, RedisSettings())
 
 
 async def test_a_replica_says_of_which_server(server: RedisServer, opened: Opening) -> None:
