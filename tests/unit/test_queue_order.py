@@ -162,6 +162,17 @@ def test_within_a_backlog_fresh_messages_and_others_take_turns_oldest_first_in_e
     assert names(line) == ["new5", "again1", "new6", "again2", "again3"]
 
 
+def test_withdrawn_mail_leaves_no_names() -> None:
+    row = MessageRow()
+    some = [delivery(message_id=message(number)) for number in range(3)]
+    for _ in range(3):
+        for each in some:
+            row.add(each)
+        assert [row.remove(each.key) for each in some] == some
+    assert not row
+    assert row._order == []
+
+
 def test_a_row_of_domains_apart_gives_one_domain_of_a_message_or_as_many_as_asked_for() -> None:
     def filled() -> MessageRow:
         row = MessageRow(apart=True)

@@ -15,6 +15,7 @@ import contextlib
 import struct
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,27 +31,12 @@ MAX_FRAME = 16 * 1024 * 1024
 _LENGTH = struct.Struct(">I")
 
 
-class RequestFrame(msgspec.Struct, frozen=True, array_like=True):
-    """A request of a worker, whose name is the same in all requests of a connection."""
+RequestFrame = tuple[str, str, LimitRequest]
+"""The worker, whose name is the same in all requests of a connection, the zone, and the request."""
 
-    owner: str
-    zone: str
-    request: LimitRequest
+ServerFrame = LimitAnswer | str
+"""An answer, or the name of a zone about which the worker should send a request."""
 
-
-class AnswerFrame(msgspec.Struct, frozen=True, array_like=True, tag="told"):
-    """A response frame. Answers come in the order of the requests."""
-
-    answer: LimitAnswer
-
-
-class ChangeFrame(msgspec.Struct, frozen=True, array_like=True, tag="news"):
-    """A notice that a worker should send a request about this zone."""
-
-    zone: str
-
-
-ServerFrame = AnswerFrame | ChangeFrame
 _Any = TypeVar("_Any")
 
 
@@ -111,17 +97,13 @@ class LimitServer:
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         decoder = msgspec.msgpack.Decoder(RequestFrame)
-
-        def news(zone: str) -> None:
-            self._write(writer, ChangeFrame(zone))
-
-        ask = await _read_frame(reader, decoder)
-        owner = ask.owner
+        news = partial(self._write, writer)
+        owner, zone, request = await _read_frame(reader, decoder)
         self._table.register(owner, news)
         try:
             while True:
-                self._write(writer, AnswerFrame(self._table.exchange(owner, ask.zone, ask.request)))
-                ask = await _read_frame(reader, decoder)
+                self._write(writer, self._table.exchange(owner, zone, request))
+                _, zone, request = await _read_frame(reader, decoder)
         finally:
             self._table.unregister(owner, news)
 
@@ -165,7 +147,7 @@ class SocketAuthority:
             raise AuthorityError(f"{self.name} does not respond")
         answer: asyncio.Future[LimitAnswer] = asyncio.get_running_loop().create_future()
         self._waiting.append(answer)
-        writer.write(_encode(RequestFrame(self._owner, zone, request)))
+        writer.write(_encode((self._owner, zone, request)))
         try:
             return await asyncio.wait_for(answer, TIMEOUT)
         except TimeoutError as error:
@@ -196,12 +178,12 @@ class SocketAuthority:
         decoder: msgspec.msgpack.Decoder[ServerFrame] = msgspec.msgpack.Decoder(ServerFrame)
         while True:
             frame = await _read_frame(reader, decoder)
-            if isinstance(frame, ChangeFrame):
-                news(frame.zone)
+            if isinstance(frame, str):
+                news(frame)
             elif self._waiting:
                 answer = self._waiting.popleft()
                 if not answer.done():
-                    answer.set_result(frame.answer)
+                    answer.set_result(frame)
 
     def _disconnect(self) -> None:
         if self._writer is not None:

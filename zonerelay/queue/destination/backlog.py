@@ -96,7 +96,7 @@ class MessageRow:
         group = self._groups[name]
         if not isinstance(group, dict) or len(group) <= limit:
             heapq.heappop(self._order)
-            del self._groups[name]
+            self._forget(name)
             return _all(group)
         taken = list(islice(group.values(), limit))
         for delivery in taken:
@@ -115,12 +115,26 @@ class MessageRow:
             delivery = group if group is not None and group.recipient == key.recipient else None
             if delivery is None:
                 return None
-        self._groups.pop(name, None)
+        self._forget(name)
         return delivery
+
+    def _forget(self, name: str) -> None:
+        del self._groups[name]
+        if not self._groups:
+            # Frees their memory, and forgets the names of withdrawn mail.
+            self._groups.clear()
+            self._order.clear()
 
     def __iter__(self) -> Iterator[Delivery]:
         for name in sorted(self._groups):
             yield from _all(self._groups[name])
+
+    def drain(self) -> list[Delivery]:
+        """Remove and return all deliveries, oldest message first."""
+        deliveries = list(self)
+        self._groups.clear()
+        self._order.clear()
+        return deliveries
 
     @staticmethod
     def _group_of(one: Delivery | DeliveryKey) -> str:
@@ -149,16 +163,10 @@ class Backlog:
     after it is new, too. With `apart`, the deliveries that are taken together have one domain.
     """
 
-    __slots__ = (
-        "_again", "_again_is_next", "_apart", "_fresh", "domains", "is_new", "passed_over", "waiting",
-    )  # fmt: skip
+    __slots__ = ("_again", "_again_is_next", "_fresh", "domains", "is_new", "passed_over", "waiting")
 
     def __init__(self, domains: Collection[str], *, apart: bool = False) -> None:
-        self._apart = apart
-        # Created only while they are needed, because at most of the many destinations nothing waits in one of
-        # them.
-        self._fresh: MessageRow | None = None
-        self._again: MessageRow | None = None
+        self._fresh, self._again = MessageRow(apart=apart), MessageRow(apart=apart)
         self._again_is_next = False
         self.waiting = 0
         self.domains = domains
@@ -173,12 +181,8 @@ class Backlog:
     def add(self, delivery: Delivery, since: MessageId | None = None) -> None:
         """Add a delivery. Messages older than `since` are backlog (`zone/window.py`)."""
         if delivery.next_attempt > 0 or (since is not None and delivery.message_id < since):
-            if self._again is None:
-                self._again = MessageRow(apart=self._apart)
             self._again.add(delivery)
         else:
-            if self._fresh is None:
-                self._fresh = MessageRow(apart=self._apart)
             self._fresh.add(delivery)
             self.is_new = since is not None
         self.waiting += 1
@@ -190,11 +194,8 @@ class Backlog:
         """
         is_again = bool(self._again) and (self._again_is_next or not self._fresh)
         self._again_is_next = not is_again
-        row = self._again if is_again else self._fresh
-        assert row is not None
-        taken = row.take(limit, domains)
+        taken = (self._again if is_again else self._fresh).take(limit, domains)
         self.waiting -= len(taken)
-        self._tidy()
         return tuple(taken)
 
     def sort(self, since: MessageId, *, is_earlier: bool = False) -> int:
@@ -202,11 +203,7 @@ class Backlog:
         deliveries. `is_earlier` says that the message is older than at the last call, so that backlog may
         become new.
         """
-        again = list(self._again or ()) if is_earlier else []
-        if is_earlier:
-            self._again = None
-        sorted_anew = [*(self._fresh or ()), *again]
-        self._fresh = None
+        sorted_anew = self._fresh.drain() + (self._again.drain() if is_earlier else [])
         self.is_new = False
         self.waiting -= len(sorted_anew)
         for delivery in sorted_anew:
@@ -215,35 +212,18 @@ class Backlog:
 
     def remove(self, key: DeliveryKey) -> Delivery | None:
         """Forget a delivery and return it, or return None if it is not waiting here."""
-        for row in self._rows():
-            delivery = row.remove(key)
-            if delivery is not None:
-                self.waiting -= 1
-                self._tidy()
-                return delivery
-        return None
+        delivery = self._fresh.remove(key) or self._again.remove(key)
+        if delivery is not None:
+            self.waiting -= 1
+        return delivery
 
     def drain(self) -> list[Delivery]:
         """Remove and return all deliveries, oldest message first."""
-        deliveries = list(self)
-        self._fresh = self._again = None
         self.waiting = 0
-        return deliveries
+        return sorted(self._fresh.drain() + self._again.drain(), key=attrgetter("message_id"))
 
     def __iter__(self) -> Iterator[Delivery]:
-        return heapq.merge(*self._rows(), key=attrgetter("message_id"))
-
-    def _rows(self) -> Iterator[MessageRow]:
-        if self._fresh is not None:
-            yield self._fresh
-        if self._again is not None:
-            yield self._again
-
-    def _tidy(self) -> None:
-        if not self._fresh:
-            self._fresh = None
-        if not self._again:
-            self._again = None
+        return heapq.merge(self._fresh, self._again, key=attrgetter("message_id"))
 
 
 class DestinationQueue:
