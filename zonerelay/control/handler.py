@@ -188,16 +188,14 @@ class ControlHandler:
         if self.history is not None:
             await self.history.written()
 
-    async def _ping(self, _: requests.Ping, answer: ResponseStream) -> answers.Pong:
+    async def _ping(self, *_: object) -> answers.Pong:
         return answers.Pong(software=__version__, pid=os.getpid())
 
-    async def _part_metrics(self, _: requests.PartMetrics, answer: ResponseStream) -> answers.MetricFamilies:
+    async def _part_metrics(self, *_: object) -> answers.MetricFamilies:
         await self.refresh()
         return answers.MetricFamilies(families=self.operations.events.metrics.families())
 
-    async def _part_readiness(
-        self, _: requests.PartReadiness, answer: ResponseStream
-    ) -> answers.UnreadyReasons:
+    async def _part_readiness(self, *_: object) -> answers.UnreadyReasons:
         return answers.UnreadyReasons(reasons=tuple(await self.unready()))
 
     async def _undo(self, request: requests.Undo, answer: ResponseStream) -> answers.ChangeResult:
@@ -209,29 +207,23 @@ class ControlHandler:
             async for frame in frames:
                 await answer.send(frame)
 
-    async def _acknowledge_loss(
-        self, request: requests.SpoolAcknowledge, answer: ResponseStream
-    ) -> answers.LossDismissal:
+    async def _acknowledge_loss(self, request: requests.SpoolAcknowledge, _: object) -> answers.LossDismissal:
         if not await self.acknowledge(request.loss):
             raise NotFoundError(f"the spool has no reported loss {request.loss}")
         return answers.LossDismissal(loss=request.loss)
 
-    async def _list_webhooks(
-        self, _: requests.WebhookList, answer: ResponseStream
-    ) -> Iterable[answers.Frame]:
+    async def _list_webhooks(self, *_: object) -> Iterable[answers.Frame]:
         webhooks = self.webhooks()
         rows = () if webhooks is None else webhooks.couriers()
         return [msgspec.convert(row, answers.WebhookRow, from_attributes=True) for row in rows]
 
-    async def _test_webhook(
-        self, request: requests.WebhookTest, answer: ResponseStream
-    ) -> answers.WebhookTestResult:
+    async def _test_webhook(self, request: requests.WebhookTest, _: object) -> answers.WebhookTestResult:
         webhooks, courier = self._webhook(request.name)
         ok, text = await webhooks.test(courier)
         return answers.WebhookTestResult(ok=ok, text=text)
 
     async def _replay_webhook(
-        self, request: requests.WebhookReplay, answer: ResponseStream
+        self, request: requests.WebhookReplay, _: object
     ) -> answers.WebhookReplayResult:
         webhooks, courier = self._webhook(request.name)
         return answers.WebhookReplayResult(queued=await webhooks.replay(courier, request.since))

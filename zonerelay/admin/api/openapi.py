@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from zonerelay import __version__
-from zonerelay.admin.api.verbs import Verb
+from zonerelay.admin.api.verbs import JSON, Verb
 from zonerelay.admin.problems import TYPE, ProblemBody
 
 _REFUSALS = {
@@ -144,7 +144,7 @@ def _operation(verb: Verb, found: dict[str, Any], components: dict[str, Any]) ->
         }
         for name in re.findall(r"{(\w+)}", verb.path)
     ]
-    if parameters:
+    if parameters or verb.body is not None:
         refusals["404"] = "It does not exist, or no longer exists."
     query = components[verb.parameters.__name__]
     parameters += [
@@ -165,23 +165,16 @@ def _operation(verb: Verb, found: dict[str, Any], components: dict[str, Any]) ->
         "parameters": parameters,
         "tags": [_tag(verb.path)],
     }
-    if verb.body is not None:
+    content = verb.streams if verb.body is None else {JSON: verb.body}
+    if content is not None:
         refusals |= _OF_BODIES
-        refusals["404"] = "It does not exist, or no longer exists."
-        operation["requestBody"] = {
-            "required": True,
-            "content": {"application/json": {"schema": found[repr(verb.body)]}},
+        bodies = {
+            media: {"schema": _BINARY if of is None else found[repr(of)]} for media, of in content.items()
         }
+        operation["requestBody"] = {"required": True, "content": bodies}
     if verb.streams is not None:
-        refusals |= {**_OF_BODIES, **_OF_MAIL}
+        refusals |= _OF_MAIL
         parameters.append(_KEY)
-        operation["requestBody"] = {
-            "required": True,
-            "content": {
-                media: {"schema": _BINARY if of is None else found[repr(of)]}
-                for media, of in verb.streams.items()
-            },
-        }
     if verb.scope != "read":
         refusals["409"] = _OF_BODIES["409"]
     problem = found[repr(ProblemBody)]

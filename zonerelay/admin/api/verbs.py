@@ -10,7 +10,7 @@ events. Only operations that the HTTP process answers without the relay have the
 
 import re
 import tomllib
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from typing import Any, TypeVar
 
@@ -108,21 +108,16 @@ def _is_nested(hint: object) -> bool:
     return isinstance(hint, type) and issubclass(hint, msgspec.Struct)
 
 
-def _fields(request: type[msgspec.Struct], *, flat: bool) -> Iterator[msgspec.structs.FieldInfo]:
-    """Yield the fields that people can set. With `flat`, nested structs are replaced by their fields."""
-    for field in msgspec.structs.fields(request):
-        if flat and _is_nested(field.type):
-            yield from _fields(field.type, flat=True)
-        elif _is_nested(field.type) or option_of(field.type):
-            yield field
-
-
 def _struct(operation: Operation, end: str, *, flat: bool) -> type[msgspec.Struct]:
-    in_path = re.findall(r"{(\w+)}", operation.path)
+    """Return the struct of the fields that people can set. With `flat`, those of nested structs replace the
+    structs.
+    """
+    in_path, fields_of = re.findall(r"{(\w+)}", operation.path), msgspec.structs.fields
     fields = [
         (each.name, each.type, msgspec.field(default=each.default))
-        for each in _fields(operation.request, flat=flat)
-        if each.name not in in_path
+        for outer in fields_of(operation.request)
+        for each in (fields_of(outer.type) if flat and _is_nested(outer.type) else [outer])
+        if each.name not in in_path and (_is_nested(each.type) or option_of(each.type))
     ]
     name = f"{operation.request.__name__}{end}"
     return msgspec.defstruct(
@@ -274,16 +269,11 @@ async def _time_line(call: ApiCall, request: requests.HistoryShow) -> history.Ti
 
 
 async def _config(call: ApiCall, request: requests.ConfigShow) -> dict[str, object]:
-    def document() -> str:
-        settings = call.operators.settings()
-        match request.which:
-            case "defaults":
-                return toml_text.defaults()
-            case "changed":
-                return toml_text.changed(settings, Report())
-        return toml_text.effective(settings, Report())
-
-    return tomllib.loads(await OPERATORS.run(document))
+    shown = {"effective": toml_text.effective, "changed": toml_text.changed}.get(request.which)
+    settings = call.operators.settings()
+    return tomllib.loads(
+        await (OPERATORS.run(shown, settings, Report()) if shown else OPERATORS.run(toml_text.defaults))
+    )
 
 
 _ALONE: dict[type[msgspec.Struct], tuple[Callable[[ApiCall, Any], Awaitable[Answer]], Any]] = {

@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from aiohttp import BodyPartReader, web
@@ -131,20 +131,21 @@ _reading = Counter[str]()
 
 
 @contextlib.contextmanager
-def _counted(call: ApiCall, origin: SubmissionOrigin) -> Iterator[None]:
+def _counted(call: ApiCall) -> Iterator[SubmissionOrigin]:
     """Count the body as being read until the block ends, unless it is small and has already arrived. Raise
     Problem if too many are being read.
     """
-    content, user = call.request.content, origin.user
+    content, origin = call.request.content, _origin(call)
+    user = origin.user
     if content.is_eof() and content.total_bytes <= LONG:
-        yield
+        yield origin
         return
     if _reading.total() >= MAX_AT_ONCE or _reading[user] >= MAX_OF_ONE:
         text = "too many messages are being received; try again"
         raise ApiError(503, "busy", text, fields={"Retry-After": "1"})
     _reading[user] += 1
     try:
-        yield
+        yield origin
     finally:
         _reading[user] -= 1
         if not _reading[user]:
@@ -171,31 +172,26 @@ def _origin(call: ApiCall) -> SubmissionOrigin:
 
 
 async def _pieces(call: ApiCall, origin: SubmissionOrigin) -> AsyncIterator[bytes]:
-    read = _patiently(origin)
+    read = BodyRead(origin)
     while piece := await read(call.request.content.readany()):
         yield piece
 
 
-class BodyRead(Protocol):
+class BodyRead:
     """Awaits the next bytes of a body, within the client's time limits. Raises Problem if the client is too
     slow.
     """
 
-    async def __call__(self, coming: Awaitable[T]) -> T: ...
+    def __init__(self, origin: SubmissionOrigin) -> None:
+        self._time = asyncio.get_running_loop().time
+        self._end = self._time() + origin.listener.transaction_timeout
 
-
-def _patiently(origin: SubmissionOrigin) -> BodyRead:
-    """Return a function that reads the next bytes of a body within the client's time limits."""
-    end = asyncio.get_running_loop().time() + origin.listener.transaction_timeout
-
-    async def read(coming: Awaitable[T]) -> T:
+    async def __call__(self, coming: Awaitable[T]) -> T:
         try:
-            async with asyncio.timeout_at(min(end, asyncio.get_running_loop().time() + SILENCE)):
+            async with asyncio.timeout_at(min(self._end, self._time() + SILENCE)):
                 return await coming
         except TimeoutError:
             raise ApiError(408, "too_slow", "timed out waiting for the request body") from None
-
-    return read
 
 
 def _body_of(call: ApiCall, origin: SubmissionOrigin) -> contextlib.closing[JsonBody]:
@@ -247,7 +243,7 @@ async def _json(call: ApiCall, origin: SubmissionOrigin, body: JsonBody) -> byte
 
 async def _form(call: ApiCall, origin: SubmissionOrigin, body: JsonBody) -> tuple[bytes, list[AttachedFile]]:
     """Read a form with the part `message`, which is JSON, and files in parts `attachment` and `inline`."""
-    read, uploads, found = _patiently(origin), list[AttachedFile](), b""
+    read, uploads, found = BodyRead(origin), list[AttachedFile](), b""
     with _problems_for(call):
         async for name, file_name, part in _parts(call, read):
             if name == "message" and found:
@@ -334,8 +330,8 @@ def _converted(fields: dict[str, Any]) -> Submission:
 
 
 async def _submit(call: ApiCall) -> Answer:
-    origin, kind = _origin(call), media_type(call.request)
-    with _counted(call, origin):
+    kind = media_type(call.request)
+    with _counted(call) as origin:
         if kind == _MESSAGE:
             return _accepted(await _take_raw(call, origin))
         with _body_of(call, origin) as body:
@@ -573,8 +569,7 @@ def _filled(template: dict[str, Any], message: dict[str, Any], body: JsonBody) -
 
 async def _batch(call: ApiCall) -> Answer:
     """Submit the messages concurrently, so that they are committed together."""
-    origin = _origin(call)
-    with _counted(call, origin), _body_of(call, origin) as body:
+    with _counted(call) as origin, _body_of(call, origin) as body:
         given: MessageBatch = await _decoded(await _json(call, origin, body), MessageBatch)
         template_size = len(msgspec.json.encode(given.template))
         room = asyncio.Semaphore(SIDE_BY_SIDE)
@@ -610,8 +605,7 @@ async def _withdraw(call: ApiCall) -> Answer:
 
 
 async def _zonemta_send(call: ApiCall) -> Answer:
-    origin = _origin(call)
-    with _counted(call, origin), _body_of(call, origin) as body:
+    with _counted(call) as origin, _body_of(call, origin) as body:
         data = await _json(call, origin, body)
         document = await _decoded(data, dict[str, Any])
         message = await _run(len(data), lambda: _converted(zonemta.submission_of(document, body)))
@@ -621,8 +615,7 @@ async def _zonemta_send(call: ApiCall) -> Answer:
 async def _zonemta_send_raw(call: ApiCall) -> Answer:
     if (kind := media_type(call.request)) != _MESSAGE:
         raise _unsupported(kind)
-    origin = _origin(call)
-    with _counted(call, origin):
+    with _counted(call) as origin:
         accepted = await _take_raw(call, origin)
     return zonemta.ZoneMtaResponse(id=accepted.id, to=[each.address for each in accepted.recipients])
 
