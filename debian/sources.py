@@ -62,9 +62,6 @@ def metrics() -> list[Described]:
                 texts += [each.arg for each in call.keywords if each.arg]
             if maker == "Info" and texts:
                 texts = [f"{texts[0]}_info", *texts[1:], "version"]
-            elif maker == "Family" and len(texts) > 2:
-                maker = texts.pop(1)
-                texts[0] += "_total" if maker == "counter" else ""
             if len(texts) > 1 and texts[0].startswith("zonerelay_"):
                 kind = KINDS.get(maker) or maker.removesuffix("MetricFamily").lower() or "gauge"
                 found.setdefault(texts[0], Described(texts[0], kind, tuple(texts[2:]), texts[1]))

@@ -28,12 +28,10 @@ from zonerelay.config.units import format_duration, format_size, parse_duration,
 from zonerelay.model.envelope import Priority, is_message_id
 
 if TYPE_CHECKING:
-    import msgspec
-
     from zonerelay.operations.operation import FieldDescription, Operation
 
 Parse = Callable[[str], Any]
-R = TypeVar("R", bound="msgspec.Struct")
+R = TypeVar("R", bound=msgspec.Struct)
 T = TypeVar("T")
 
 DESCRIPTION = "An SMTP relay that never loses an acknowledged message."
@@ -237,7 +235,7 @@ _SCOPES = "read: view; operate: view, change the queue, read bodies; submit: sub
 GROUPS: dict[str, tuple[Command, ...]] = {
     "Run": (
         Command("serve", "main:serve", "Run the relay in the foreground"),
-        Command("worker", "main:worker", "Run one worker of a relay with several workers")
+        Command("worker", "main:serve", "Run one worker of a relay with several workers")
         .value("--index", "N", "Number of the worker, from 0", _read(_worker), required=True)
         .flag("--drain", "Drain the spool of a removed worker", dest="drains_spool"),
         Command("sandbox", "main:sandbox", "Run a relay with a test receiver", has_config=False)
@@ -581,8 +579,6 @@ def request_of(arguments: argparse.Namespace, request: type[R], **more: object) 
     """Return a request with the options that were given and with `more`. Raise CliError if it is not
     valid.
     """
-    import msgspec
-
     from zonerelay.operations.operation import fields_of
 
     values: dict[str, Any] = {}

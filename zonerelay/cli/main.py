@@ -50,19 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def serve(arguments: Namespace) -> int:
+    from zonerelay import serve
     from zonerelay.cli.relay import config_path
-    from zonerelay.serve import serve as serve_with
 
     _keep_standard_streams()
-    return serve_with(config_path(arguments.config))
-
-
-def worker(arguments: Namespace) -> int:
-    from zonerelay.cli.relay import config_path
-    from zonerelay.serve import run_worker
-
-    _keep_standard_streams()
-    return run_worker(config_path(arguments.config), arguments.index, drains_spool=arguments.drains_spool)
+    config = config_path(arguments.config)
+    if arguments.command == "worker":
+        return serve.run_worker(config, arguments.index, drains_spool=arguments.drains_spool)
+    return serve.serve(config)
 
 
 def sandbox(arguments: Namespace) -> int:

@@ -75,12 +75,12 @@ def _write(
 
 
 def _change(request: type[requests.QueueChange], **more: Any) -> Operation:
-    rule = structs.replace(CHANGED, how=MergeRule.CUSTOM, in_turn="shared")
+    rule = structs.replace(CHANGED, in_turn="shared")
     return _write(request, answers.ChangeResult, rule, wrapped="changed", preview=True, **more)
 
 
 OPERATIONS: tuple[Operation, ...] = (
-    _read(requests.Status, answers.RelayStatus, Merge(how=MergeRule.CUSTOM)),
+    _read(requests.Status, answers.RelayStatus, Merge()),
     _read(
         requests.QueueList,
         answers.DeliveryRow,
@@ -89,9 +89,7 @@ OPERATIONS: tuple[Operation, ...] = (
         rows="deliveries",
     ),
     _read(requests.QueueCount, answers.Count, Merge(add="matched", rows={"sample": _SAMPLE}, of_queue=True)),
-    _read(
-        requests.QueueSummary, answers.Summary, Merge(how=MergeRule.CUSTOM, of_queue=True), wrapped="summary"
-    ),
+    _read(requests.QueueSummary, answers.Summary, Merge(of_queue=True), wrapped="summary"),
     _read(requests.QueueShow, answers.MessageDetail, FIRST_FOUND, path=_MESSAGE),
     _read(requests.QueueTrace, TraceStep, FIRST_FOUND, path=f"{_MESSAGE}/trace", rows="steps"),
     _read(

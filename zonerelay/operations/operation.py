@@ -161,11 +161,11 @@ class MergeRule(enum.Enum):
     IN_ORDER = "in-order"
     """All, row by row in their `order`."""
     SUM = "sum"
-    """All; frames with the same `key` become one, whose fields are added up or chosen."""
+    """All; frames with the same `key` become one, whose fields are added up or chosen, or which a function of
+    `supervisor/merge` makes.
+    """
     LIVE = "live"
     """All, as it happens; each frame has the number of its worker."""
-    CUSTOM = "custom"
-    """All; a function of `supervisor/merge` makes one frame of theirs."""
     WORKER = "worker"
     """Only one worker is asked, and by its supervisor."""
 

@@ -29,7 +29,6 @@ ADDRESSES: tuple[tuple[str, str], ...] = (
 _REPLY = re.compile(r"(?:reject|defer|reply)-([245]\d\d)(?:-([245]\.\d{1,3}\.\d{1,3}))?\Z")
 _LATER = re.compile(r"(datacmd|data|early)-([45]\d\d)\Z")
 _SLOW = re.compile(r"slow-(\d{1,3})s\Z")
-_FIXED = {"permerror": "550 5.1.1 no such mailbox", "temperror": "451 4.3.0 try again later"}
 
 
 class ScriptedReply(msgspec.Struct, frozen=True):
@@ -50,6 +49,8 @@ class ScriptedReply(msgspec.Struct, frozen=True):
 
 
 _NAMED = {
+    "permerror": ScriptedReply(rcpt="550 5.1.1 no such mailbox"),
+    "temperror": ScriptedReply(rcpt="451 4.3.0 try again later"),
     "greylist": ScriptedReply(greylist=True),
     "timeout": ScriptedReply(silent=True),
     "close": ScriptedReply(close_at_rcpt=True),
@@ -70,8 +71,6 @@ def behaviour_of(recipient: str) -> ScriptedReply:
     only serves to make addresses different.
     """
     local = (recipient.rpartition("@")[0] or recipient).partition("+")[0].lower()
-    if local in _FIXED:
-        return ScriptedReply(rcpt=_FIXED[local])
     if match := _REPLY.match(local):
         return ScriptedReply(rcpt=_reply(match[1], match[2]))
     if match := _LATER.match(local):

@@ -49,8 +49,8 @@ _searches = partial(refused, UnsearchableError, RedactKeyError, status=USAGE)
 
 @_searches()
 def find(arguments: Namespace) -> int:
-    settings = load_for_reading(arguments.config)
-    asked = history.HistorySearch(settings, time.time(), None)
+    asked = _search(arguments.config)
+    settings = asked.settings
     # A relay limits this; a command does not.
     wanted = msgspec.structs.replace(request_of(arguments, HistoryFind), limit=arguments.rows)
     answer = asked.search(wanted)
@@ -78,15 +78,21 @@ def find(arguments: Namespace) -> int:
 
 @_searches()
 def show(arguments: Namespace) -> int:
-    settings = load_for_reading(arguments.config)
-    asked = history.HistorySearch(settings, time.time(), None)
-    known = known_addresses(settings, asked.entries(arguments.message_id))
-    shown = asked.time_line(arguments.message_id, known)
+    asked = _search(arguments.config)
+    shown = _time_line(asked, arguments.message_id)
     output.print_rows(shown.steps, trace_table, as_json=arguments.json)
     if not shown.steps:
-        _tell_nothing(settings, shown.workers)
+        _tell_nothing(asked.settings, shown.workers)
     _tell_gaps(shown.gaps, len(shown.workers) > 1)
     return OK if shown.steps else FAILED
+
+
+def _search(config: Path | None, *, quietly: bool = False) -> history.HistorySearch:
+    return history.HistorySearch(load_for_reading(config, quietly=quietly), time.time(), None)
+
+
+def _time_line(asked: history.HistorySearch, message_id: str) -> history.Timeline:
+    return asked.time_line(message_id, known_addresses(asked.settings, asked.entries(message_id)))
 
 
 def known_addresses(settings: Settings, found: Iterable[HistoryEntry]) -> list[str]:
@@ -107,8 +113,7 @@ def left_queue(config: Path | None, message_id: str) -> Iterator[None]:
         yield
     except NotFoundError:
         with contextlib.suppress(CliError, RedactKeyError, UnsearchableError):
-            settings = load_for_reading(config, quietly=True)
-            if shown := history.HistorySearch(settings, time.time(), None).became(message_id):
+            if shown := _search(config, quietly=True).became(message_id):
                 raise NotFoundError(
                     f"{shown}. Run zonerelay log show {message_id} for its time line"
                 ) from None
@@ -118,10 +123,7 @@ def left_queue(config: Path | None, message_id: str) -> Iterator[None]:
 def history_of(config: Path | None, message_id: str, queued: Sequence[TraceStep]) -> list[TraceStep]:
     """Return the history of a message, followed by the steps that the queue reports."""
     with contextlib.suppress(CliError, RedactKeyError, UnsearchableError):
-        settings = load_for_reading(config, quietly=True)
-        asked = history.HistorySearch(settings, time.time(), None)
-        known = known_addresses(settings, asked.entries(message_id))
-        return history.continued(asked.time_line(message_id, known), queued)
+        return history.continued(_time_line(_search(config, quietly=True), message_id), queued)
     return list(queued)
 
 

@@ -9,10 +9,12 @@ import asyncio
 import os
 import random
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 
+from rich.console import Console
+
+from zonerelay.cli.operate.tail import EventLog
 from zonerelay.cli.spool.stopped import opened, spools, stopped
 from zonerelay.cli.terminal import output
 from zonerelay.cli.terminal.exits import USAGE, CliError, refused
@@ -36,7 +38,7 @@ from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.mta_sts import StsFiles, StsPolicies, policy_directory
 from zonerelay.routing.zones.zones import Zones
 from zonerelay.store.contract import MessageNotFoundError, Store, StoreError
-from zonerelay.telemetry.events.events import Events, Field
+from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
 from zonerelay.worker.outbound import build_srs
@@ -52,7 +54,7 @@ async def explanation(settings: Settings, request: Explain) -> Explanation:
     resolver = Resolver(settings.dns, clock)
     # The relay's cache is read; the results of this request are not added to it.
     files = StsFiles(policy_directory(settings), writable=False)
-    events = _events(lambda event, fields: None)
+    events = _events(Console(quiet=True))
     sts = StsPolicies(resolver, events.sts, clock, files=files)
     try:
         with refused(ValueError, status=USAGE):
@@ -142,8 +144,7 @@ async def _send(
 
 def _renderer(settings: Settings, store: Store) -> Renderer:
     """Build the renderer. Raise ValueError if the configuration is not valid."""
-    events = _events(lambda event, fields: output.tell(f"{event}: {fields.get('reason', '')}"))
-    renderer = Renderer(read_body=store.read_body, events=events, clock=SystemClock())
+    renderer = Renderer(read_body=store.read_body, events=_events(output.chatter()), clock=SystemClock())
     largest = max((listener.max_header_size for listener in settings.listener), default=0)
     renderer.configure(
         keys=build_dkim_keys(settings), srs=build_srs(settings, os.environ), max_header_size=largest
@@ -151,15 +152,6 @@ def _renderer(settings: Settings, store: Store) -> Renderer:
     return renderer
 
 
-@dataclass
-class _EventSink:
-    """Passes on the events that a relay would log."""
-
-    see: Callable[[str, Mapping[str, Field]], None]
-
-    def emit(self, level: str, event: str, fields: Mapping[str, Field]) -> None:
-        self.see(event, fields)
-
-
-def _events(see: Callable[[str, Mapping[str, Field]], None]) -> Events:
-    return Events(_EventSink(see), Metrics(), Redactor(b"", enabled=False), SystemClock())
+def _events(console: Console) -> Events:
+    """Return the events that a relay would log, which are shown on the console."""
+    return Events(EventLog(console), Metrics(), Redactor(b"", enabled=False), SystemClock())

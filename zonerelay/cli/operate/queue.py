@@ -56,15 +56,14 @@ def list_deliveries(arguments: Namespace) -> int:
                 elif isinstance(frame, answers.EndFrame):
                     end = frame
         output.print_rows(page, delivery_table, "", as_json=arguments.json)
-    chatter = output.chatter()
     if arguments.json:
         return output.completeness(end)
     if end.count == 0:
-        chatter.print("No delivery matches.")
+        output.tell("No delivery matches.")
     elif end.more:
-        chatter.print(f"The first {text.deliveries(limit)}; there are more (--limit 0 shows them all).")
+        output.tell(f"The first {text.deliveries(limit)}; there are more (--limit 0 shows them all).")
     elif sys.stdout.isatty():
-        chatter.print(f"{text.deliveries(end.count)}.")
+        output.tell(f"{text.deliveries(end.count)}.")
     return output.completeness(end)
 
 
@@ -217,20 +216,17 @@ def summary(arguments: Namespace) -> int:
 
 
 def _tell_summary(limit: int | None, found: answers.Summary) -> None:
-    chatter = output.chatter()
     if not found.rows:
-        chatter.print("No delivery matches.")
+        output.tell("No delivery matches.")
         return
     limit = len(found.rows) if limit == 0 else limit or SUMMARY_ROWS
     output.console().print(summary_table(found, limit))
     if len(found.rows) > limit:
-        chatter.print(f"… and {len(found.rows) - limit:,} more (--limit 0 shows them all).")
+        output.tell(f"… and {len(found.rows) - limit:,} more (--limit 0 shows them all).")
     if found.other is not None:
-        chatter.print(f"Other: all beyond the first {len(found.rows):,} that were met.")
+        output.tell(f"Other: all beyond the first {len(found.rows):,} that were met.")
     if found.every > 1:
-        chatter.print(
-            f"Estimated from one delivery in {found.every}; --exact counts all, which takes longer."
-        )
+        output.tell(f"Estimated from one delivery in {found.every}; --exact counts all, which takes longer.")
 
 
 def summary_table(found: answers.Summary, limit: int) -> RenderableType:
@@ -328,10 +324,9 @@ def _confirmed(client: ControlClient, request: requests.QueueChange) -> bool:
         raise CliError(
             "standard input is not a terminal: add --yes to confirm, or --dry-run to preview", USAGE
         )
-    found = client.ask(_preview(request), answers.Count)
-    chatter = output.chatter()
+    found, chatter = client.ask(_preview(request), answers.Count), output.chatter()
     if not found.matched:
-        chatter.print("No delivery matches.")
+        output.tell("No delivery matches.")
         raise CliError("", OK)
     chatter.print(delivery_table(found.sample))
     if found.matched > len(found.sample):
@@ -340,7 +335,7 @@ def _confirmed(client: ControlClient, request: requests.QueueChange) -> bool:
     chatter.print(f"\n{request.action.capitalize()} {text.deliveries(found.matched)}?{final} [y/N] ", end="")
     if sys.stdin.readline().strip().lower() in ("y", "yes"):
         return True
-    chatter.print("Nothing was changed.")
+    output.tell("Nothing was changed.")
     return False
 
 
@@ -363,7 +358,7 @@ def _tell(request: requests.QueueChange | requests.Undo, changed: answers.Change
     if changed.changed and not changed.no_undo:
         others.append(f"zonerelay undo {changed.act} reverts this, within 24 hours.")
     for line in others:
-        output.chatter().print(line)
+        output.tell(line)
 
 
 def acts(arguments: Namespace) -> int:
@@ -416,21 +411,13 @@ def _tell_order(answer: answers.OrderResult) -> None:
     end = "until resumed" if order.until is None else f"until {text.when(order.until)}"
     print(f"Order {order.id}{'' if answer.new else ', which was in force already'}: {what_of(order)}, {end}.")
     print(f"To end it: zonerelay resume {order.id}")
-    for line in _clock(answer, now):
-        output.chatter().print(line)
-
-
-def _clock(given: answers.OrderResult, now: float) -> Iterator[str]:
-    if given.order.stop_clock or given.first_expiry is None:
-        return
-    at, until = given.first_expiry, given.order.until
-    if until is not None and until < at:
-        return
-    when = "now already" if at <= now else f"{text.when(at)}, {text.until(at, now)}"
-    yield (
-        f"The first of this mail is too old: {when}. It waits all the same, and has one attempt after the"
-        " end, but returns to its sender if that fails. --stop-clock prevents that."
-    )
+    at = answer.first_expiry
+    if at is not None and not order.stop_clock and (order.until is None or order.until >= at):
+        when = "now already" if at <= now else f"{text.when(at)}, {text.until(at, now)}"
+        output.tell(
+            f"The first of this mail is too old: {when}. It waits all the same, and has one attempt after "
+            "the end, but returns to its sender if that fails. --stop-clock prevents that."
+        )
 
 
 def resume(arguments: Namespace) -> int:

@@ -72,7 +72,7 @@ def _follow(
 
 
 class EventLog:
-    """Shows the events of a sandbox on its console, as `tail` does."""
+    """Shows events on a console, as `tail` does."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -80,18 +80,13 @@ class WorkerAnswers:
         )
         self._silence = silence
         self._sockets = dict(relay.sockets() if sockets is None else sockets)
+        self.workers = sorted(self._sockets)
         is_whole = sockets is not None or (relay.shared and self._sockets)
-        self._missed = {} if is_whole else dict(relay.unreachable())
+        self.missed = {} if is_whole else dict(relay.unreachable())
 
     @property
     def missing(self) -> tuple[str, ...]:
-        return tuple(f"worker {worker}: {why}" for worker, why in sorted(self._missed.items()))
-
-    def missed(self, worker: int) -> bool:
-        return worker in self._missed
-
-    def workers(self) -> Sequence[int]:
-        return sorted(self._sockets)
+        return tuple(f"worker {worker}: {why}" for worker, why in sorted(self.missed.items()))
 
     async def of(self, worker: int, request: Request | None = None) -> AsyncGenerator[Frame, None]:
         """Yield the frames of a worker until it stops answering. Raise the ControlError that the worker
@@ -102,10 +97,10 @@ class WorkerAnswers:
             async with aclosing(frames(self._sockets[worker], call, silence=self._silence)) as answered:
                 async for frame in answered:
                     if isinstance(frame, EndFrame) and frame.missing:
-                        self._missed[worker] = "; ".join(frame.missing)
+                        self.missed[worker] = "; ".join(frame.missing)
                     yield frame
         except NoResponseError as error:
-            self._missed[worker] = str(error)
+            self.missed[worker] = str(error)
 
     async def by_worker(
         self, answer: type[F], workers: Iterable[int], *, in_turn: bool = False
@@ -132,16 +127,10 @@ class WorkerAnswers:
             await asyncio.gather(*map(of, workers))
         # A worker that did not run at that time has not heard of what is asked for.
         errors = {worker: e for worker, e in refused.items() if not isinstance(e, NotFoundError)}
-        if refused and not any(found.values()) and (errors or not self._missed):
+        if refused and not any(found.values()) and (errors or not self.missed):
             raise next(iter((errors or refused).values()))
-        self._missed |= {worker: str(error) for worker, error in errors.items()}
+        self.missed |= {worker: str(error) for worker, error in errors.items()}
         return {worker: found[worker] for worker in sorted(found)}
-
-    def some(self, found: Sequence[F]) -> Sequence[F]:
-        """Return the answers. Raise UnavailableError if no worker has answered."""
-        if not found:
-            raise UnavailableError(f"no worker could answer: {'; '.join(self.missing)}")
-        return found
 
 
 class LiveStream:
@@ -270,7 +259,7 @@ class FanOut:
                 return await LiveStream(self._relay, answer.call).run(answer)
             case MergeRule.IN_ORDER:
                 return await self._in_order(operation, asked, answer, send)
-            case MergeRule.SUM | MergeRule.CUSTOM:
+            case MergeRule.SUM:
                 return await self._merge(operation, asked, send)
             case MergeRule.FIRST_FOUND:
                 await self._find(asked, send)
@@ -315,8 +304,8 @@ class FanOut:
             rows = [self._whole_status(asked, parts)]
         else:
             found = [frame for frames in parts.values() for frame in frames]
-            if operation.shape is ResponseKind.ONE:
-                asked.some(found)
+            if operation.shape is ResponseKind.ONE and not found:
+                raise UnavailableError(f"no worker could answer: {'; '.join(asked.missing)}")
             rows = combined(found, rule, request, shared=self._relay.shared)
         limit = getattr(request, rule.limit, len(rows))
         for row in rows[:limit]:
@@ -329,7 +318,7 @@ class FanOut:
         """
         first = int(getattr(asked.call.request, "message_id", "00")[-2:], 16)
         not_found, is_begun = None, False
-        for worker in sorted(asked.workers(), key=lambda each: each != first):
+        for worker in sorted(asked.workers, key=lambda each: each != first):
             try:
                 async with aclosing(asked.of(worker)) as answered:
                     async for frame in answered:
@@ -339,7 +328,7 @@ class FanOut:
             except NotFoundError as error:
                 not_found = error
                 continue
-            if not asked.missed(worker):
+            if worker not in asked.missed:
                 return
             if is_begun:
                 raise UnavailableError(f"the answer is not whole: {'; '.join(asked.missing)}")
@@ -359,11 +348,11 @@ class FanOut:
 
     async def _status_now(self) -> answers.RelayStatus:
         asked = WorkerAnswers(self._relay, OperationCall(request=requests.Status()))
-        return self._whole_status(asked, await asked.by_worker(answers.RelayStatus, asked.workers()))
+        return self._whole_status(asked, await asked.by_worker(answers.RelayStatus, asked.workers))
 
     def _workers(self, operation: Operation, asked: WorkerAnswers) -> Sequence[int]:
         """Return the workers to query. Each worker sees all of a shared queue."""
-        workers = asked.workers()
+        workers = asked.workers
         return workers[:1] if operation.merge.of_queue and self._relay.shared else workers
 
 

@@ -12,7 +12,7 @@ import contextlib
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -30,8 +30,7 @@ from zonerelay.supervisor.merge.fan_out import WorkerAnswers
 from zonerelay.supervisor.sockets import RelaySockets
 from zonerelay.supervisor.workers.restart_policy import WorkerPhase
 from zonerelay.supervisor.workers.workers import SupervisedWorker, Workers
-from zonerelay.telemetry.metrics.families import Family
-from zonerelay.telemetry.metrics.instruments import collect, exposition, reload_figures
+from zonerelay.telemetry.metrics.instruments import Figures, collect, exposition, reload_figures
 from zonerelay.telemetry.metrics.metrics import ReadMetrics
 
 METRICS_TIMEOUT = 2.0
@@ -55,7 +54,7 @@ class RelayState:
         self.workers, self.listening, self.clock = workers, sockets, clock
         self._started = clock.now()
         self._registry = CollectorRegistry()
-        self._registry.register(ReadMetrics(lambda: reload_figures(self.taken_up, self.refused is None)))
+        self._registry.register(ReadMetrics(self._figures))
         ProcessCollector(registry=self._registry)
 
     @property
@@ -114,32 +113,25 @@ class RelayState:
         starts = {member.index: member.policy.starts for member in self.members()}
         call = OperationCall(request=PartMetrics())
         asked = WorkerAnswers(self, call, sockets=self.sockets(), silence=METRICS_TIMEOUT)
-        found: dict[int, list[MetricFamilies]] = {}
         with contextlib.suppress(ControlError):
-            found = await asked.by_worker(MetricFamilies, asked.workers())
-        present = {member.index for member in self.members()}  # one may have just been forgotten
-        for worker in found.keys() & present:
-            for each in found[worker]:
-                self.workers.totals.take(worker, starts[worker], each.families)
+            found = await asked.by_worker(MetricFamilies, asked.workers)
+            for worker in found.keys() & self.workers.members.keys():  # one may have just been forgotten
+                for each in found[worker]:
+                    self.workers.totals.take(worker, starts[worker], each.families)
 
     def exposition(self) -> bytes:
         """Return the totals of all workers and the supervisor's own metrics."""
-        own = (*collect(self._registry), *self._own())
-        return exposition(self.workers.totals.families(own, shared=self.shared))
+        return exposition(self.workers.totals.families(collect(self._registry), shared=self.shared))
 
-    def _own(self) -> tuple[Family, ...]:
+    def _figures(self) -> Mapping[str, Figures]:
         members = self.members()
         states = Counter(dict.fromkeys(("running", "starting", "stopping", "down", "hung", "emptying"), 0))
         states.update(member.status(0.0).state for member in members)
-        running = tuple(("zonerelay_workers", (("state", name),), float(n)) for name, n in states.items())
-        restarts = tuple(
-            ("zonerelay_worker_restarts_total", (("worker", str(m.index)),), float(m.policy.restarts))
-            for m in members
-        )
-        return (
-            Family("zonerelay_workers", "gauge", "Workers by state.", running),
-            Family("zonerelay_worker_restarts", "counter", "Restarts of workers.", restarts),
-        )
+        return {
+            **reload_figures(self.taken_up, self.refused is None),
+            "zonerelay_workers": states,
+            "zonerelay_worker_restarts_total": {str(m.index): m.policy.restarts for m in members},
+        }
 
     async def readiness(self) -> tuple[str, ...]:
         """Return the reasons why the relay is not ready."""
@@ -151,7 +143,7 @@ class RelayState:
         call = OperationCall(request=PartReadiness())
         asked = WorkerAnswers(self, call, sockets=running, silence=READINESS_TIMEOUT)
         try:
-            found = await asked.by_worker(UnreadyReasons, asked.workers())
+            found = await asked.by_worker(UnreadyReasons, asked.workers)
         except ControlError as error:
             return (str(error),)
         reasons = (

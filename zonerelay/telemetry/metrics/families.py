@@ -81,6 +81,8 @@ READ = {
     "zonerelay_smarthost_login": _read(
         "1 if a credential can log in, otherwise 0.", "zone", "credential", of=min
     ),
+    "zonerelay_workers": _read("Workers by state.", "state"),
+    "zonerelay_worker_restarts_total": _read("Restarts of workers.", "worker"),
     "zonerelay_webhook_queued": _read("Events queued for a webhook.", "webhook"),
     "zonerelay_outbox_rows": _read("Rows in the outbox.", "status", of=max),
     "zonerelay_outbox_claims_total": _read("Outbox rows claimed by this relay."),
