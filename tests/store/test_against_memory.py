@@ -27,7 +27,6 @@ from zonerelay.store import records
 from zonerelay.store.contract import Change, Finish, MessageWriter, OwnMessage, Postpone, QueueCounts
 from zonerelay.store.keys import port
 from zonerelay.store.keys.port import Write
-from zonerelay.store.leveldb import spool as leveldb_spool
 from zonerelay.store.nodes import NodeStore
 from zonerelay.store.objects import engine as objects
 from zonerelay.store.queue import claims as leveldb_claims
@@ -42,7 +41,6 @@ RECIPIENTS = tuple(f"{name}@{domain}" for domain in DOMAINS for name in ("x", "y
 SIZES = (0, 10, 64 * 1024, 70_000, 600_000)
 
 TINY: dict[object, dict[str, int]] = {
-    leveldb_spool: {"SAMPLED_ROWS": 7},
     queue_reads: {"PAGE_ROWS": 3},
     port: {"PAGE_ROWS": 3},
     leveldb_claims: {"_READ_AHEAD": 1, "_MOST": 4},

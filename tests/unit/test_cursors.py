@@ -108,7 +108,7 @@ def test_failed_read_is_tried_again() -> None:
     disk = Disk(1)
     source = disk.cursors.fresh_range
     disk.read(source)
-    disk.cursors.stop_reading(source)
+    disk.cursors.stop_reading()
     assert disk.take() == [1]
 
 

@@ -468,26 +468,21 @@ def everybody(_recipient: str) -> bool:
 
 
 class EveryNth:
-    """Selects one of `every` deliveries on average, whatever their recipients, for estimates. An engine may
-    skip the others without reading them.
+    """Selects one of `every` deliveries on average, whatever their recipients, for estimates.
 
     The gaps vary. With constant gaps the second recipient might never be selected if every message has two.
     """
 
     def __init__(self, every: int) -> None:
-        self.every = every
+        self._every = every
         self._random = Random()
-        self._left = self.gap()
-
-    def gap(self) -> int:
-        """Return the distance to the next selected delivery."""
-        return self._random.randrange(1, 2 * self.every)
+        self._left = self._random.randrange(1, 2 * every)
 
     def __call__(self, _recipient: str) -> bool:
         self._left -= 1
         if self._left:
             return False
-        self._left = self.gap()
+        self._left = self._random.randrange(1, 2 * self._every)
         return True
 
 

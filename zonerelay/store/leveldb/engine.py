@@ -33,7 +33,6 @@ from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullErr
 from zonerelay.store.keys.port import Op, Row
 
 Batches = Sequence[Sequence[Op]]
-Jump = Callable[[bytes], bytes]
 
 _BLOCK_CACHE = 4 * 1024 * 1024
 _MB = 1024 * 1024
@@ -264,41 +263,16 @@ class Database:
                     limit -= 1
                 move(cursor.next)
 
-    def sampled(
-        self, start: bytes, stop: bytes, gap: Callable[[], int], *, limit: int, view: View | None
-    ) -> Iterator[Row]:
-        """Yield the first row from `start` on, and then each row that is `gap()` rows after the one before,
-        at most `limit`.
+    def first_keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
+        """Yield the first key of each prefix that ends in a space. Raise StoreCorruptError if keys may be
+        missing, because callers rely on their absence.
         """
-        with self._walk(view) as walk:
-            cursor, move = walk.cursor, walk.move
-            valid, following = cursor.valid, cursor.next
-            move(cursor.seek, start)
-            for _ in range(limit):
-                if not valid() or (row := cursor.item())[0] >= stop:
-                    return
-                yield row
-                for _ in range(gap()):
-                    if not valid():
-                        return
-                    move(following)
-
-    def first_keys(self, start: bytes, stop: bytes, jump: Jump, *, strict: bool = False) -> Iterator[bytes]:
-        """Yield keys from `start` to `stop`, and after each key seek to `jump(key)`. This visits prefixes
-        instead of rows.
-
-        With `strict`, raise StoreCorruptError if keys may be missing, for callers that rely on the absence of
-        keys.
-        """
-        with self._walk(strict=strict) as walk:
+        with self._walk(strict=True) as walk:
             cursor, move = walk.cursor, walk.move
             move(cursor.seek, start)
-            while cursor.valid():
-                key = cursor.key()
-                if key >= stop:
-                    return
+            while cursor.valid() and (key := cursor.key()) < stop:
                 yield key
-                move(cursor.seek, jump(key))
+                move(cursor.seek, key.rpartition(b" ")[0] + b"!")
 
     def last_key(self, start: bytes, stop: bytes) -> bytes | None:
         """Return the highest readable key in the range."""

@@ -23,7 +23,6 @@ from msgspec import structs
 
 from zonerelay import durable
 from zonerelay.config.units import rough_size
-from zonerelay.model.delivery import QueueName
 from zonerelay.model.envelope import MessageId, first_at, is_message_id
 from zonerelay.store import contract, records
 from zonerelay.store.contract import StoreCorruptError, StoreOpenError
@@ -34,12 +33,9 @@ from zonerelay.store.leveldb import engine
 from zonerelay.store.leveldb.damage import directory as files
 from zonerelay.store.leveldb.damage.format import identities_in, write_log
 from zonerelay.store.leveldb.damage.losses import DIRECTORY, MAX_NAMED, Loss, Losses, identity_of
-from zonerelay.store.queue.reads import DeliveryPage, QueueReads
+from zonerelay.store.queue.reads import QueueReads
 
 T = TypeVar("T")
-
-SAMPLED_ROWS = 20_000
-"""The number of rows that one page of a sample steps over."""
 
 _OTHER_FILES = frozenset({"LOCK", "LOG", "LOG.old", FILE_NAME, DIRECTORY})
 """Files of a spool that contain no mail."""
@@ -461,28 +457,11 @@ class SpoolReads(QueueReads):
     async def _look_up(self, key: bytes) -> bytes | None:
         return self._db.get(key, self._view)
 
-    async def _some(self, start: bytes, end: bytes, most: int) -> tuple[Iterable[Row], None]:
-        return self._db.rows(start, end, limit=most, view=self._view), None
-
     async def _rows(self, start: bytes, end: bytes, limit: int, *, values: bool = True) -> Iterable[Row]:
         return self._db.rows(start, end, limit=limit, values=values, view=self._view)
 
     async def _chunks(self, keys: Sequence[bytes]) -> list[bytes | None]:
         return await self.keys.get(keys)  # LevelDb has reported the damage
-
-    async def scan_page(self, start: bytes, end: bytes, wanted: contract.Wanted) -> DeliveryPage:
-        if not isinstance(wanted, contract.EveryNth):
-            return await super().scan_page(start, end, wanted)
-        # One more row than is returned, with which the next page begins.
-        limit = max(1, SAMPLED_ROWS // wanted.every) + 1
-        rows = list(self._db.sampled(start, end, wanted.gap, limit=limit, view=self._view))
-        low = rows.pop()[0] if len(rows) == limit else None
-        return DeliveryPage(list(self._decoded(rows)), low, [])
-
-    async def queues(self) -> set[QueueName]:
-        start, end = records.WEBHOOK_PREFIX, records.after(records.DELIVERY_PREFIX)
-        keys = self._db.first_keys(start, end, lambda key: b"%b %b!" % tuple(key.split(b" ", 2)[:2]))
-        return {key.queue for _, key in self._parsed(keys)}
 
     async def _noted_last_id(self) -> str:
         """Return the stored id. If it is unreadable, derive one from the time of the last run, so that no id
@@ -509,8 +488,7 @@ class SpoolReads(QueueReads):
 
     async def _first_keys(self, start: bytes, end: bytes, most: int) -> list[bytes]:
         """Raise StoreCorruptError if a `#` may be in damaged data."""
-        keys = self._db.first_keys(start, end, lambda key: key.rpartition(b" ")[0] + b"!", strict=True)
-        return list(itertools.islice(keys, most))
+        return list(itertools.islice(self._db.first_keys(start, end), most))
 
     async def left_over(self) -> str:
         if found := await super().left_over():

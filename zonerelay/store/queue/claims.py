@@ -134,19 +134,19 @@ class DiskRange:
     `exact` is true while a row is known to exist at `low`.
     """
 
-    __slots__ = ("_lowest_noted", "_reading", "end", "exact", "low", "start")
+    __slots__ = ("_lowest_noted", "end", "exact", "low", "start")
 
     def __init__(self, prefix: bytes, low: bytes | None) -> None:
         self.start = prefix
         self.end = records.after(prefix)
         self.low = low
         self.exact = False
-        self._reading = False
         self._lowest_noted: bytes | None = None
+        """The lowest key that was noted since the last read began."""
 
     def note(self, key: bytes) -> None:
         """Note that `key` exists on disk and is not in memory."""
-        if self._reading and (self._lowest_noted is None or key < self._lowest_noted):
+        if self._lowest_noted is None or key < self._lowest_noted:
             self._lowest_noted = key
         if self.low is None or key < self.low:
             self.low = key
@@ -158,19 +158,13 @@ class DiskRange:
             self.exact = False
 
     def start_reading(self) -> bytes:
-        self._reading = True
         self._lowest_noted = None
         return self.low or self.start
-
-    def stop_reading(self) -> None:
-        """End a read that failed or whose result is void. The mark stays."""
-        self._reading = False
 
     def read_up_to(self, low: bytes | None, *, exact: bool = True) -> None:
         """End a read after which memory holds everything below `low` (None means everything), as of its
         start.
         """
-        self._reading = False
         self.exact = exact
         noted = self._lowest_noted
         # The read may have missed rows that were stored during it.
@@ -335,9 +329,9 @@ class QueueCursors:
         self._touched = set()
         return source.start_reading()
 
-    def stop_reading(self, source: DiskRange) -> None:
+    def stop_reading(self) -> None:
+        """End a read that failed. The mark of the range stays."""
         self._touched = None
-        source.stop_reading()
 
     def absorb(
         self, source: DiskRange, deliveries: list[Delivery], low: bytes | None, now: float
@@ -500,7 +494,7 @@ class ClaimCursors(dict[QueueName, QueueCursors]):
         try:
             yield cursors.start_reading(source)
         except BaseException:
-            cursors.stop_reading(source)
+            cursors.stop_reading()
             raise
 
     async def _read(

@@ -65,12 +65,9 @@ class ReadResult(msgspec.Struct):
 
     def merge(self, read: "ReadResult", keys: Iterable[DeliveryKey]) -> None:
         """Add the result of reading `keys`."""
-        for key in keys:
-            self.asked.add(key)
-            if key in read.deliveries:
-                self.deliveries[key] = read.deliveries[key]
-            if key.message_id in read.messages:
-                self.messages[key.message_id] = read.messages[key.message_id]
+        self.asked.update(keys)
+        self.deliveries |= read.deliveries
+        self.messages |= read.messages
 
     def drop(self, is_stale: Callable[[MessageId], bool]) -> None:
         """Remove the data of messages that have changed."""

@@ -87,10 +87,6 @@ class QueueReads:
         """Return the value of a key that is often missing."""
         return (await self.keys.get([key]))[0]
 
-    async def _some(self, start: bytes, end: bytes, most: int) -> tuple[Iterable[Row], bytes | None]:
-        """Return rows of which usually only the first is needed, and where the next rows start."""
-        return await self.keys.page(start, end, rows=min(most, OLDEST_PAGE))
-
     async def _rows(self, start: bytes, end: bytes, limit: int, *, values: bool = True) -> Iterable[Row]:
         """Return the first rows of a range."""
         found: list[Row] = []
@@ -180,7 +176,7 @@ class QueueReads:
         first, left = None, OLDEST_ROWS
         cursor: bytes | None = start
         while cursor is not None and left > 0:
-            rows, cursor = await self._some(cursor, end, left)
+            rows, cursor = await self.keys.page(cursor, end, rows=min(left, OLDEST_PAGE))
             for key, value in rows:
                 left -= 1
                 try:
