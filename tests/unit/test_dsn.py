@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from tests.fuzz.targets.messages import check_report
 from zonerelay.message.dsn import MAX_REPLY, DsnKind, Notice, RecipientReport, can_return_whole, compose
 from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.model.envelope import Envelope, Mailbox, Message, MessageId
@@ -378,32 +379,10 @@ HOSTILE = st.one_of(
 def test_nothing_hostile_changes_the_shape_of_a_report(
     text: str, host: str, orcpt: str, envid: str, subject: str, header: bytes
 ) -> None:
-    """Invariant: three parts, two status groups, our own fields once each, lines that SMTP can carry."""
     outcome = Outcome(Verdict.BOUNCED, Reply(550, "1.1", text), host=host)
     about = message(envid=envid, headers=(("Subject", subject), ("Message-ID", subject)))
     raw = composed(report(outcome, orcpt=orcpt), about=about, header=header)
-    assert raw.endswith(b"\r\n")
-    assert b"\n" not in raw.replace(b"\r\n", b"")
-    assert b"\r" not in raw.replace(b"\r\n", b"")
-    assert b"\0" not in raw
-    assert max(map(len, raw.split(b"\r\n"))) <= 998
-    head, _, body = raw.partition(b"\r\n\r\n")
-    assert body.isascii()
-    names = re.findall(rb"^([A-Za-z-]+):", head, re.MULTILINE)
-    assert len(names) == len(set(names)) <= 10
-    if not orcpt.isascii():
-        return
-    assert raw.isascii()
-    found = Report(raw)
-    assert len(found.status) == 2
-    assert found.recipient["Status"] == "5.1.1"
-    assert len(found.recipient.get("Diagnostic-Code", "")) <= MAX_REPLY + 100
-    assert set(found.recipient) <= {
-        "Original-Recipient",
-        "Final-Recipient",
-        "Action",
-        "Status",
-        "Remote-MTA",
-        "Diagnostic-Code",
-        "Last-Attempt-Date",
-    }
+    check_report(raw, ascii_header=True)
+    if orcpt.isascii():
+        assert raw.isascii()
+        assert len(Report(raw).recipient.get("Diagnostic-Code", "")) <= MAX_REPLY + 100

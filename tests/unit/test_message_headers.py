@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fuzz.targets import messages
 from tests.support.feeding import cuts
 from zonerelay.config.credentials.file import User
 from zonerelay.config.settings import KB, ListenerSettings
@@ -188,16 +189,10 @@ def test_metadata_is_capped_but_all_fields_count() -> None:
 @given(
     parts=st.lists(
         st.sampled_from([b"A: b", b"\r\n", b" ", b"\t", b":", b"x", b"From ", b"\x00", b"\xe9"]), max_size=25
-    ),
-    data=st.data(),
+    )
 )
-def test_cutting_changes_nothing(parts: list[bytes], data: st.DataObject) -> None:
-    message = b"".join(parts)
-    at = data.draw(st.integers(0, len(message)))
-    # Pieces never end between CR and LF: BodyReader holds a CR back.
-    if message[at - 1 : at + 1] == b"\r\n":
-        at -= 1
-    assert scan([message[:at], message[at:]]) == scan([message])
+def test_cutting_changes_nothing(parts: list[bytes]) -> None:
+    messages.headers(b"".join(parts))
 
 
 COMPLETE = Header(names=frozenset({"date", "from", "message-id"}))

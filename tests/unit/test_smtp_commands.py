@@ -1,11 +1,10 @@
 """Commands of SMTP as octets: lines, verbs, and parameters."""
 
-from contextlib import suppress
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fuzz.targets.commands import paths
 from tests.support.feeding import cuts
 from zonerelay.model.envelope import BodyType
 from zonerelay.smtp.server import commands, params
@@ -258,21 +257,13 @@ def test_hold_until_is_a_moment(value: str, at: float, reason: str) -> None:
 def test_any_time_is_a_number_or_a_refusal(text: str) -> None:
     value = text.strip().replace(" ", "T")
     for zone in ("", "Z", "+23:59", "-23:59"):
-        with suppress(CommandError):
-            command = parse_mail(f"FROM:<> HOLDUNTIL={value}{zone}", offered=HOLD_MAIL_PARAMETERS)
-            assert isinstance(command.hold_until, float)
+        paths(f"FROM:<> HOLDUNTIL={value}{zone}".encode())
 
 
 @settings(max_examples=500, deadline=None)
-@given(text=st.text(st.sampled_from('<>@:,."\\ %[]é\x00\r\nab1-=IPv6'), max_size=30), utf8=st.booleans())
-def test_any_text_gives_a_clean_mailbox_or_a_refusal(text: str, utf8: bool) -> None:
-    try:
-        mailbox = parse_rcpt(f"TO:<{text}> ", smtputf8=utf8).address
-    except CommandError:
-        return
-    assert not any(ord(c) < 32 for c in mailbox)
-    assert utf8 or mailbox.isascii()
-    assert len(mailbox.encode()) <= 254
+@given(text=st.text(st.sampled_from('<>@:,."\\ %[]é\x00\r\nab1-=IPv6'), max_size=30))
+def test_any_text_gives_a_clean_mailbox_or_a_refusal(text: str) -> None:
+    paths(f"<{text}> ".encode())
 
 
 def test_address_literals() -> None:

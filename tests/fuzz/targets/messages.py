@@ -150,7 +150,7 @@ def dsn(data: bytes) -> None:
             now=NOW,
             retry_until=NOW,
         )
-        _check_report(compose(notice), ascii_header=origin.isascii())
+        check_report(compose(notice), ascii_header=origin.isascii())
 
 
 def _mailbox(parse: Callable[[str], tuple[Mailbox, str]], text: str) -> Mailbox:
@@ -168,7 +168,7 @@ def _value(parse: Callable[[str], str], text: str) -> str:
         return ""
 
 
-def _check_report(report: bytes, *, ascii_header: bool) -> None:
+def check_report(report: bytes, *, ascii_header: bool) -> None:
     no_bare_line_ends(report)
     assert max(map(len, report.split(b"\r\n"))) <= LONGEST_LINE
     assert b"\0" not in report
