@@ -58,9 +58,32 @@ def check(settings: Settings, report: Report) -> Settings:
         for path, entry in _entries(settings, name):
             if name in always or report.sound(*path):
                 report.refuse_all(path, problems_of(entry))
+    _check_declared(settings, report)
     _check_addresses(settings, report)
     _check_names(settings, report)
     return replace(settings, zone=zone.check_shares(zones, report))
+
+
+def _check_declared(settings: Settings, report: Report) -> None:
+    """Report options that are required, and options that have no effect without another one."""
+    for table, of in TABLES.items():
+        options = {key: each for key, each in options_of(of).items() if each.required or each.needs}
+        defaults = of()
+        for path, entry in _entries(settings, table) if options else ():
+            for key, option in options.items():
+                is_given = getattr(entry, key) != getattr(defaults, key)
+                other, _, word = option.needs.partition(" = ")
+                held = getattr(entry, other) if other else True
+                if not report.sound(*path, key) or not report.sound(*path, other):
+                    continue
+                if option.required and not is_given:
+                    from zonerelay.config.options.docstrings import docstrings_of  # noqa: PLC0415 - rare
+
+                    about = docstrings_of(of)[key]
+                    report.refuse((*path, key), f"is required: {about[0].lower()}{about[1:]}")
+                elif is_given and (held != word.strip('"') if word else not held):
+                    only = f"goes with {option.needs} alone: write that, or leave this out"
+                    report.refuse((*path, key), only)
 
 
 def _entries(settings: Settings, name: str) -> Iterator[tuple[KeyPath, Any]]:
@@ -87,15 +110,13 @@ name is repeated.
 
 
 def _check_names(settings: Settings, report: Report) -> None:
-    """Report names that are missing, given twice, or not those of another table."""
-    for table in ("source", "credential"):
-        missing = f"is required: zones refer to {table}s by their name"
-        report.check_names(table, getattr(settings, table), missing)
-    report.check_names("webhook", settings.webhook, "is missing: logs and commands use it")
+    """Report names that are given twice, or not those of another table."""
+    for table in ("source", "credential", "webhook"):
+        report.check_names(table, getattr(settings, table))
     report.refuse_all(("source",), zone.address_problems(settings.source))
     # A zone that could not be read might have the missing name.
     if report.all_sound("zone", "name", len(settings.zone)) and (settings.zone or report.sound("zone")):
-        report.check_names("zone", settings.zone, "")
+        report.check_names("zone", settings.zone)
         zone.check_default_zone(settings.zone, report)
     for option, named, what, twice in _REFERENCES:
         (where, option_key), (table, key) = option.split("."), named.split(".")

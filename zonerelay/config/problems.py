@@ -220,18 +220,12 @@ class Report:
         order = sorted(self._problems.values(), key=lambda each: (each.line, each.path))
         return tuple(sorted(order, key=lambda each: by_file.get(each.file, 0)))
 
-    def check_names(self, table: str, entries: Sequence[Named], missing: str) -> None:
-        """Refuse an entry without a name, with the text `missing`, and one with the name of an earlier
-        entry.
-        """
+    def check_names(self, table: str, entries: Sequence[Named]) -> None:
+        """Refuse an entry with the name of an earlier entry."""
         first: dict[str, int] = {}
         for at, entry in enumerate(entries):
             path = (table, at, "name")
-            if not self.sound(*path):
-                continue
-            if not entry.name:
-                self.refuse(path, missing)
-            elif (there := first.setdefault(entry.name, at)) != at:
+            if entry.name and self.sound(*path) and (there := first.setdefault(entry.name, at)) != at:
                 lacking = "" if self.given(*path) else "is missing: "
                 self.refuse(path, f"{lacking}{quoted(entry.name)} is the name of {table}[{there}] already")
 

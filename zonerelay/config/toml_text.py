@@ -5,19 +5,16 @@ Secrets are references in the settings, and only these are written. Possible sec
 document can always be read back: if a default contradicts an explicit value, the defaults of that table are
 written as comments.
 
-The descriptions are the docstrings below the fields of `tables` and those of the classes. They are read from
-the source code, so a relay keeps none of them in memory.
+The descriptions are the docstrings below the fields of `tables` and those of the classes.
 """
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
 import json
 import textwrap
 from collections.abc import Iterator
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,6 +22,7 @@ import msgspec
 from zonerelay.config import load
 from zonerelay.config.options import convert, forms
 from zonerelay.config.options.convert import Option
+from zonerelay.config.options.docstrings import docstrings_of
 from zonerelay.config.options.options import options_of
 from zonerelay.config.problems import KeyPath, Report, masked
 from zonerelay.config.settings import REPEATED, TABLES, Settings
@@ -142,7 +140,7 @@ def options() -> Iterator[OptionDescription]:
     """Yield every option, in the order of the file."""
     tables: dict[str, type[DataclassInstance]] = {"": Settings, **TABLES}
     for name, table in tables.items():
-        docs = _docstrings(table)
+        docs = docstrings_of(table)
         for key, option in options_of(table).items():
             yield OptionDescription(name, key, toml_value(_default(table, key), option), docs[key])
 
@@ -168,15 +166,3 @@ def defaults() -> str:
 
 def _comment(text: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent="# ", subsequent_indent="# ")
-
-
-def _docstrings(table: type[DataclassInstance]) -> dict[str, str]:
-    """Return the docstring of each field as one line."""
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(table))).body
-    assert isinstance(tree, ast.ClassDef)
-    found = {}
-    for field, below in pairwise(tree.body):
-        match field, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                found[name] = " ".join(text.split())
-    return found

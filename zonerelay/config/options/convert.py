@@ -31,7 +31,9 @@ class Option:
     """The type, the limits and the choices of an option. `read` is one of the readers below. `least` and
     `most` are the bounds of numbers, `form` is the parser of a text, and `choices` are the valid words.
     `optional` also permits 0 or "", meaning none.
-    `several`: the option is a list of such values. `word` stands for the special value `meaning`.
+    `several`: the option is a list of such values. `word` stands for the special value `meaning`. `required`:
+    an entry must have it. `needs` is another option of the table without which this one has no effect, or
+    the value that the other must have: `tls = "verify"`.
     """
 
     read: "Callable[[object, Option], object]"
@@ -43,6 +45,8 @@ class Option:
     several: bool = False
     word: str = ""
     meaning: object = None
+    required: bool = False
+    needs: str = ""
 
     def value_of(self, value: object) -> object:
         """Convert a value. Raise ValueError if it is invalid."""

@@ -88,20 +88,25 @@ def choices(of: type[Choice]) -> tuple[Choice, ...]:
     return _field((), Option(convert.choice, choices=of, several=True))
 
 
-def text(default: str, *, form: Form = forms.line, optional: bool = False) -> str:
-    return _field(default, Option(convert.text, optional=optional or not default, form=form))
+def text(
+    default: str, *, form: Form = forms.line, optional: bool = False, required: bool = False, needs: str = ""
+) -> str:
+    optional = optional or not default
+    return _field(default, Option(convert.text, optional=optional, form=form, required=required, needs=needs))
 
 
-def texts(default: tuple[str, ...], *, form: Form = forms.line) -> tuple[str, ...]:
-    return _field(default, Option(convert.text, form=form, several=True))
+def texts(
+    default: tuple[str, ...], *, form: Form = forms.line, required: bool = False, needs: str = ""
+) -> tuple[str, ...]:
+    return _field(default, Option(convert.text, form=form, several=True, required=required, needs=needs))
 
 
 def path(default: Path) -> Path:
-    return _field(default, Option(convert.path))
+    return _field(default, Option(convert.path, required=default == Path()))
 
 
-def optional_path() -> Path | None:
-    return _field(None, Option(convert.path, optional=True))
+def optional_path(needs: str = "") -> Path | None:
+    return _field(None, Option(convert.path, optional=True, needs=needs))
 
 
 def paths() -> tuple[Path, ...]:
@@ -118,8 +123,8 @@ def date() -> float:
     return _field(0.0, Option(convert.date, optional=True))
 
 
-def networks(default: tuple[T, ...]) -> tuple[T, ...]:
-    return _field(default, Option(convert.text, form=forms.network, several=True))
+def networks(default: tuple[T, ...], needs: str = "") -> tuple[T, ...]:
+    return _field(default, Option(convert.text, form=forms.network, several=True, needs=needs))
 
 
 def table(of: type[T]) -> T:

@@ -170,7 +170,7 @@ class ListenerSettings:
     """A policy in Python, "module:Class", called at every step, or a handler of aiosmtpd
     (docs/send/policy.md).
     """
-    policy_file: Path | None = declare.optional_path()
+    policy_file: Path | None = declare.optional_path(needs="policy")
     """A file for the policy, which decides what it contains."""
     policy_timeout: float = declare.duration(5.0, most=5 * MINUTE)
     """The time limit of the policy for each step; then the client gets 451."""
@@ -195,9 +195,9 @@ class ListenerSettings:
     of the routes (docs/deliver/routing.md). It is removed from every message, also from other clients. Empty:
     none.
     """
-    zone_header_users: tuple[str, ...] = declare.texts(())
+    zone_header_users: tuple[str, ...] = declare.texts((), needs="zone_header")
     """Users who may name zones; "*" is every user."""
-    zone_header_networks: tuple[Network, ...] = declare.networks(())
+    zone_header_networks: tuple[Network, ...] = declare.networks((), needs="zone_header")
     """Clients that may name zones, if they may relay."""
     hide_client: bool = declare.switch(False)
     """Leave the client's name and address out of the Received field, for submission by people. The log still
@@ -269,15 +269,8 @@ def listener_problems(listener: ListenerSettings, *, takes_reports: bool) -> Fin
         yield "unsafe", '"open-relay" is not used with auth = "required": leave one of the two out'
     yield from _relaying_problems(listener, takes_reports=takes_reports)
     yield from _trust_problems(listener)
-    if listener.policy_file is not None and not listener.policy:
-        unused = 'is not used without a policy: say policy = "module:Class" or leave it out'
-        yield "policy_file", unused, "policy"
     if listener.authenticator and listener.auth is ListenerAuth.OFF:
         yield "authenticator", 'is not used with auth = "off": say auth = "optional" or "required"', "auth"
-    for key in ("zone_header_users", "zone_header_networks"):
-        if getattr(listener, key) and not listener.zone_header:
-            unused = 'is not used without the name of the field: say zone_header = "X-Sending-Zone"'
-            yield key, unused, "zone_header"
     yield from _tls_problems(listener)
     if listener.protocol is ListenerProtocol.HTTP:
         yield from _http_problems(listener)

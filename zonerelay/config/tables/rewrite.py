@@ -35,7 +35,7 @@ class SrsSettings:
     """The domain of rewritten senders. Its MX must be this relay, and its SPF record must allow the relay's
     addresses.
     """
-    secret: str = declare.text("", form=forms.secret)
+    secret: str = declare.text("", form=forms.secret, needs="domain")
     """The place of the secret for the hash in rewritten addresses, as in password of [[credential]]; at least
     16 characters.
     """
@@ -57,8 +57,6 @@ def srs_problems(srs: SrsSettings) -> Findings:
         yield "domain", f"{quoted(srs.domain)} is not a domain name; {example}"
     if srs.domain and not srs.secret:
         yield "secret", 'is missing: say where it is, as in "/etc/zonerelay/srs.secret"'
-    if srs.secret and not srs.domain:
-        yield "domain", "is required: rewritten senders need a domain whose mail is routed to this relay"
     if "*" in srs.local_domains:
         every = '"*" matches every sender; remove srs = true from the zones instead'
         yield ("local_domains", srs.local_domains.index("*")), every
@@ -70,18 +68,11 @@ def srs_advice(srs: SrsSettings, listeners: Sequence[ListenerSettings]) -> Findi
 
 
 def dkim_problems(key: DkimSettings) -> Findings:
-    if not key.domain:
-        yield "domain", 'is required: the domain whose mail is signed, such as "example.com"'
-    elif not _is_name(key.domain.removeprefix("*.")):
+    if key.domain and not _is_name(key.domain.removeprefix("*.")):
         yield "domain", f'{quoted(key.domain)} is not a domain; expected "example.com" or "*.example.com"'
-    if not key.selector:
-        part = 'the part before "._domainkey" in the name of the DNS record'
-        yield "selector", f'is required: {part}, such as "s2026"'
     if key.signing_domain and not _is_name(key.signing_domain):
         example = 'expected a single name such as "example.com"'
         yield "signing_domain", f"{quoted(key.signing_domain)} is not a signing domain; {example}"
-    if key.key_file == NO_FILE:
-        yield "key_file", "is required: the file of the private key; create one with zonerelay dkim new"
     if key.not_after and key.not_after <= key.not_before:
         start = f"not_before = {date_text(key.not_before)}"
         yield "not_after", f"is not after {start}, so this key would never be used"
@@ -122,11 +113,11 @@ class DkimSettings:
     Ed25519 together.
     """
 
-    domain: str = declare.text("", form=forms.domain)
+    domain: str = declare.text("", form=forms.domain, required=True)
     """The domain in From whose mail is signed: "example.com", or "*.example.com" for every subdomain. An
     exact entry takes precedence over a wildcard.
     """
-    selector: str = declare.text("", form=forms.selector)
+    selector: str = declare.text("", form=forms.selector, required=True)
     """The selector: the public key is published at SELECTOR._domainkey.DOMAIN."""
     key_file: Path = declare.path(Path())
     """The private key in PEM format: RSA with at least 1024 bits (2048 recommended), or Ed25519."""
@@ -138,9 +129,6 @@ class DkimSettings:
     """The time from which the key signs. Empty: now."""
     not_after: float = declare.date()
     """The time until which the key signs. Empty: no limit."""
-
-
-NO_FILE = DkimSettings().key_file
 
 
 def dkim_advice(keys: Sequence[DkimSettings], zones: Sequence[ZoneSettings], hostname: str) -> Findings:
@@ -168,10 +156,6 @@ def record_problems(keys: Sequence[DkimSettings]) -> Findings:
 
 
 def rewrite_problems(rule: RewriteSettings) -> Findings:
-    if not rule.address:
-        yield "address", 'is required: the addresses to change, such as ["old.example"], or ["*"] for all'
-    if not rule.to:
-        yield "to", 'is required: the new address, "user@example.com" or "@example.com"'
     if _NULL_SENDER in rule.address:
         never = '"<>" never matches: the null sender of bounces is not rewritten'
         yield ("address", rule.address.index(_NULL_SENDER)), never
@@ -220,11 +204,11 @@ class RewriteSettings:
     matches an address counts.
     """
 
-    address: tuple[str, ...] = declare.texts((), form=forms.address_pattern)
+    address: tuple[str, ...] = declare.texts((), form=forms.address_pattern, required=True)
     """The addresses to change: "user@old.example", "old.example" (every user), "*.old.example",
     "app-*@example.com".
     """
-    to: str = declare.text("", form=forms.replacement)
+    to: str = declare.text("", form=forms.replacement, required=True)
     """The new address: "user@example.com", or "@example.com" to keep the local part."""
     where: RewriteScope = declare.choice(RewriteScope.ALL)
     """sender, recipient: that envelope address. envelope: both. header: From, Sender, Reply-To, To and Cc.

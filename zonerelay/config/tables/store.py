@@ -95,7 +95,7 @@ class AdminSettings:
     """
     certificate: Path | None = declare.optional_path()
     """A PEM file with the certificate and its chain, which enables TLS. A renewed file is read again."""
-    key: Path | None = declare.optional_path()
+    key: Path | None = declare.optional_path(needs="certificate")
     """The private key. Empty: it is in the certificate file."""
     proxy_networks: tuple[Network, ...] = declare.networks(())
     """Trusted reverse proxies, whose X-Forwarded-For and X-Forwarded-Proto are used. Without one, API and
@@ -117,8 +117,6 @@ class AdminSettings:
 
 
 def admin_problems(admin: AdminSettings) -> Findings:
-    if admin.key is not None and admin.certificate is None:
-        yield "key", "is of no use without admin.certificate"
     if admin.address and parse_listen(admin.address).is_unix:
         yield "address", "HTTP needs an address and a port; commands use admin.socket"
     for network in admin.proxy_networks:
@@ -149,9 +147,6 @@ def capture_problems(capture: CaptureSettings) -> Findings:
 
 
 def spool_problems(spool: SpoolSettings) -> Findings:
-    for key, backend in ONLY_WITH.items():
-        if getattr(spool, key) is not None and spool.backend is not backend:
-            yield key, f'goes with backend = "{backend}" alone: write that, or leave this out'
     kept = (spool.env_directory or spool.path / "messages", spool.meta_directory or spool.path)
     if spool.scratch_directory in kept:
         yield "scratch_directory", "needs a directory of its own: it may be emptied"
@@ -213,15 +208,15 @@ class SpoolSettings:
     """The directory of the spool, used by one relay only; with redis, postgres and s3, of the files next to
     the queue. A relative path starts at the working directory.
     """
-    env_directory: Path | None = declare.optional_path()
+    env_directory: Path | None = declare.optional_path(needs='backend = "disk"')
     """disk: the directory of the messages. Empty: messages in path."""
-    meta_directory: Path | None = declare.optional_path()
+    meta_directory: Path | None = declare.optional_path(needs='backend = "disk"')
     """disk: the directory of the log of queue changes, perhaps on another file system. Empty: path."""
-    scratch_directory: Path | None = declare.optional_path()
+    scratch_directory: Path | None = declare.optional_path(needs='backend = "disk"')
     """disk: the directory of the index, which is rebuilt if it is missing: a fast disk without backup is
     enough. Empty: scratch in path.
     """
-    shelve: Path | None = declare.optional_path()
+    shelve: Path | None = declare.optional_path(needs='backend = "memory"')
     """memory: a file to which the queue is saved at an orderly stop. A crash loses all mail accepted since
     the start.
     """
@@ -241,12 +236,6 @@ class SpoolSettings:
     """
 
 
-ONLY_WITH = {
-    "env_directory": Backend.DISK,
-    "meta_directory": Backend.DISK,
-    "scratch_directory": Backend.DISK,
-    "shelve": Backend.MEMORY,
-}
 LEVELDB_TABLES = 4
 LEVELDB_BATCH = 4 * 1024 * 1024
 """A table of level 0 holds the write buffer and, at most, one batch more. Four of them, or more where much
@@ -425,12 +414,8 @@ def postgres_advice(postgres: PostgresSettings, spool: SpoolSettings, delivery: 
 def s3_problems(s3: S3Settings, spool: SpoolSettings, workers: int) -> Findings:
     if spool.backend is Backend.S3 and not s3.bucket:
         yield "bucket", 'is needed with backend = "s3": the name of a bucket that exists'
-    if bool(s3.access_key) != bool(s3.secret_key):
-        yield "secret_key" if s3.access_key else "access_key", "goes with the other of the two"
     if spool.backend is Backend.S3 and not s3.shared and workers != 1:
         yield "shared", "false is for one relay alone, and workers are relays: workers = 1"
-    if s3.queue_url and not s3.shared:
-        yield "queue_url", "is of no use with shared = false: leave one of the two out"
 
 
 def url_problem(url: str, option: str = "postgres.password") -> str:
@@ -491,11 +476,11 @@ class S3Settings:
     """The style of bucket URLs: path (https://HOST/BUCKET/), virtual (https://BUCKET.HOST/), or auto: path
     with an endpoint_url, otherwise virtual.
     """
-    access_key: str = declare.text("", optional=True)
+    access_key: str = declare.text("", needs="secret_key")
     """The id of the access key. Empty: from AWS_ACCESS_KEY_ID, the shared files of the AWS tools, or the role
     of the machine.
     """
-    secret_key: str = declare.text("", form=forms.secret)
+    secret_key: str = declare.text("", form=forms.secret, needs="access_key")
     """The place of the secret key: a file, env:NAME or credential:NAME."""
     ca_file: Path | None = declare.optional_path()
     """The certificate authorities for https. Empty: those of the system."""
@@ -511,7 +496,7 @@ class S3Settings:
     """The time limit of one request."""
     max_requests: int = declare.count(50, most=1000)
     """The maximum number of simultaneous requests."""
-    queue_url: str = declare.text("", form=forms.service_url)
+    queue_url: str = declare.text("", form=forms.service_url, needs="shared")
     """An SQS queue by which relays announce mail that another relay may take over. Empty: relays list the
     bucket.
     """
@@ -609,11 +594,11 @@ class WebhookSettings:
 
     name: str = declare.text("webhook", form=forms.name)
     """The name in logs, metrics and zonerelay webhook."""
-    url: str = declare.text("", form=forms.any_url)
+    url: str = declare.text("", form=forms.any_url, required=True)
     """The https:// URL to which events are posted."""
     events: tuple[str, ...] = declare.texts(())
     """The types of events to post. Empty: all."""
-    secret: str = declare.text("", form=forms.secret)
+    secret: str = declare.text("", form=forms.secret, required=True)
     """The place of the signing secret, as in password of [[credential]]: whsec_ and 24 to 64 bytes in base64
     (HMAC-SHA256), or whsk_ and 32 bytes (Ed25519).
     """
@@ -647,14 +632,10 @@ class ReportSettings:
 
 def webhook_problems(webhook: WebhookSettings) -> Findings:
     parts = urlsplit(webhook.url)
-    if not webhook.url:
-        yield "url", 'is missing: write where events go, as in "https://app.example.com/mail-events"', "url"
-    elif not parts.hostname or parts.scheme not in ("https", "http"):
+    if webhook.url and (not parts.hostname or parts.scheme not in ("https", "http")):
         yield "url", 'is not an address that events can be posted to: write "https://…"'
     elif parts.scheme == "http" and not webhook.private:
         yield "url", "http:// is for everyone to read on the way: use https, or private = true"
-    if not webhook.secret:
-        yield "secret", 'is missing: say where it is, as in "/etc/zonerelay/hook.secret"'
 
 
 def webhook_advice(webhook: WebhookSettings) -> Findings:

@@ -451,9 +451,9 @@ class SourceSettings:
     use. Without any, the system chooses.
     """
 
-    name: str = declare.text("", form=forms.name)
+    name: str = declare.text("", form=forms.name, required=True)
     """The name of this source in zones, logs and metrics."""
-    address: tuple[str, ...] = declare.texts((), form=forms.ip_address)
+    address: tuple[str, ...] = declare.texts((), form=forms.ip_address, required=True)
     """The addresses of this machine to send from: one IPv4 address, one IPv6 address, or both. With one,
     hosts are reached over that address family only.
     """
@@ -489,9 +489,6 @@ def source_advice(sources: Sequence[SourceSettings], zones: Sequence[ZoneSetting
 def address_problems(sources: Sequence[SourceSettings]) -> Findings:
     taken: dict[str, int] = {}
     for at, source in enumerate(sources):
-        if not source.address:
-            missing = 'is missing: give the address to send from, as in ["192.0.2.7"]'
-            yield (at, "address"), missing, (at, "address")
         for index, address in enumerate(source.address):
             problem = _problem_of(address) or _problem_beside(address, source.address[:index])
             there = taken.setdefault(address, at)
@@ -524,9 +521,6 @@ def destination_problems(
     """Yield the problems of a destination. `trusts_dns`: [dns] declares that answers are validated, as DANE
     needs.
     """
-    for key in ("tls_names", "tls_certificates"):
-        if getattr(entry, key) and entry.tls is not TlsMode.VERIFY:
-            yield key, 'goes with tls = "verify" alone: write that, or leave this out'
     if entry.tls_names and entry.tls_certificates:
         whatever = "these certificates are accepted whatever their names are; remove tls_names"
         yield "tls_certificates", whatever
@@ -561,11 +555,11 @@ class DestinationSettings:
     """Only mail of these zones. Empty: of all."""
     tls: TlsMode | None = declare.choice_or("zone", TlsMode)
     """zone: as in the zone; otherwise as tls of [[zone]]."""
-    tls_names: tuple[str, ...] = declare.texts((), form=forms.domain)
+    tls_names: tuple[str, ...] = declare.texts((), form=forms.domain, needs='tls = "verify"')
     """Names to accept in the certificate with tls = verify, instead of the host's: "example.com",
     "*.example.com".
     """
-    tls_certificates: tuple[str, ...] = declare.texts((), form=forms.fingerprint)
+    tls_certificates: tuple[str, ...] = declare.texts((), form=forms.fingerprint, needs='tls = "verify"')
     """With tls = verify: accept only these certificates, whoever issued them, by their SHA-256
     fingerprints.
     """
@@ -617,7 +611,6 @@ _PASSWORDS_END = {
     "smtp-mail.outlook.com": "Outlook.com has not accepted passwords since September 2024",
 }
 """Smarthosts, including their subdomains, that are ending logins by password. Microsoft: MC786329."""
-_OAUTH_KEYS = ("client_id", "client_secret", "refresh_token", "scope")
 
 
 class SaslMechanismName(enum.StrEnum):
@@ -644,13 +637,13 @@ class CredentialSettings:
     are never in this file.
     """
 
-    name: str = declare.text("", form=forms.name)
+    name: str = declare.text("", form=forms.name, required=True)
     """The name of this credential in zones, logs and metrics."""
     sender: tuple[str, ...] = declare.texts((), form=forms.address_pattern)
     """Only for mail of these envelope senders: "user@example.com", "example.com", "*.example.com", "<>".
     Empty: for all mail. A zone uses the first of its credentials that matches.
     """
-    user: str = declare.text("")
+    user: str = declare.text("", required=True)
     """The user name at the smarthost."""
     password: str = declare.text("", form=forms.secret)
     """The place of the password: a file ("/etc/zonerelay/smarthost.password"), "env:NAME" (environment) or
@@ -666,32 +659,26 @@ class CredentialSettings:
     """XOAUTH2: refresh_token, for access that a user has granted, or client_credentials, for an application
     that an administrator has authorized.
     """
-    client_id: str = declare.text("")
+    client_id: str = declare.text("", needs="token_url")
     """XOAUTH2: the application's id."""
-    client_secret: str = declare.text("", form=forms.secret)
+    client_secret: str = declare.text("", form=forms.secret, needs="token_url")
     """XOAUTH2: the place of the application's secret, as in password. Some applications need none."""
-    refresh_token: str = declare.text("", form=forms.secret)
+    refresh_token: str = declare.text("", form=forms.secret, needs="token_url")
     """XOAUTH2: the place of the refresh token, as in password. A new one is written to the same file, or next
     to the spool if that is not possible.
     """
-    scope: str = declare.text("")
+    scope: str = declare.text("", needs="token_url")
     """XOAUTH2: the requested scope, as in "https://outlook.office365.com/.default"."""
 
 
 def credential_problems(credential: CredentialSettings) -> Findings:
-    if not credential.user:
-        yield "user", "is missing: the name that the smarthost knows"
     if credential.token_url or credential.mechanism is SaslMechanismName.XOAUTH2:
         if credential.password:
             yield "password", "a password cannot be used with XOAUTH2; remove it"
         yield from _oauth_problems(credential)
-        return
-    if not credential.password:
+    elif not credential.password:
         example = '"/etc/zonerelay/smarthost.password"'
         yield "password", f"is required: set it to the path of the secret, for example {example}"
-    for key in _OAUTH_KEYS:
-        if getattr(credential, key):
-            yield key, "goes with token_url alone: write that, or leave this out"
 
 
 def _oauth_problems(credential: CredentialSettings) -> Findings:
