@@ -269,16 +269,13 @@ class Capture:
         """Rename a tag, or remove it if `new` is empty. Return the number of messages. Raise CaptureError if
         that fails.
         """
+        renamed = "SELECT CASE value WHEN :old THEN :new ELSE value END AS tag FROM json_each(mail.tags)"
         with self._writing() as database:
-            rows = database.execute("SELECT number, tags FROM mail WHERE tags <> '[]'").fetchall()
-            changed = list[tuple[str, int]]()
-            for number, text in rows:
-                tags = json.loads(text)
-                if old in tags:
-                    kept = dict.fromkeys(new if tag == old else tag for tag in tags if new or tag != old)
-                    changed.append((_encode(list(kept)), number))
-            database.executemany("UPDATE mail SET tags = ? WHERE number = ?", changed)
-        return len(changed)
+            return database.execute(
+                f"UPDATE mail SET tags = (SELECT json_group_array(DISTINCT tag) FROM ({renamed}) "  # noqa: S608
+                "WHERE tag <> '') WHERE EXISTS (SELECT * FROM json_each(mail.tags) WHERE value = :old)",
+                {"old": old, "new": new},
+            ).rowcount
 
     def mark(self, read: bool, *, ids: Sequence[str] | None = None, query: str = "", tz: str = "") -> None:
         """Mark all messages that match, or those with the ids. Raise SearchError or CaptureError if that

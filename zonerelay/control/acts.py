@@ -4,7 +4,7 @@ A change is in the journal before it changes any mail. One event reports its end
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 
 import msgspec
@@ -61,21 +61,11 @@ class OperatorActs:
         if len(wanted.message_ids or ()) == 1 and not is_purge:
             await self._operations.open_deliveries(*(wanted.message_ids or ()))
         is_final = isinstance(request, requests.Bounce) or is_purge
-        final = FINAL if is_final else ""
-        act = await self._begin(
-            request, call, Act(id="", at=0.0, verb=request.action, what=what, problem=final)
+        act = Act(id="", at=0.0, verb=request.action, what=what, problem=FINAL if is_final else "")
+        result = await self._carry_out(
+            request, call, act, lambda act: self._do(request, wanted, rerouting, progress, act)
         )
-        try:
-            result = await self._do(request, wanted, rerouting, progress, act)
-        except BaseException as error:
-            self._journal.break_off(act.id)
-            if isinstance(error, StoreError):
-                raise UnavailableError(
-                    f"the spool: {error}; change {act.id} was only partly carried out"
-                ) from error
-            raise
-        act = await self._finish(act, result)
-        return _result(act, result, note="" if rerouting is None else rerouting.note)
+        return result if rerouting is None else structs.replace(result, note=rerouting.note)
 
     async def _do(
         self,
@@ -119,19 +109,15 @@ class OperatorActs:
                 f"change {undone.id} ({undone.verb}) is still running; undo it when it has ended"
             )
         what = f"change {undone.id}: {undone.verb} {undone.what}"
-        act = await self._begin(request, call, Act(id="", at=0.0, verb="undo", what=what, undoes=undone.id))
-        try:
-            result = await self._operations.undo(undone, act, progress)
-            if not result.busy:  # otherwise the undo may be repeated
+
+        async def revert(act: Act) -> ChangeCounts:
+            counts = await self._operations.undo(undone, act, progress)
+            if not counts.busy:  # otherwise the undo may be repeated
                 await self._journal.mark_undone(undone.id, act.id)
-        except BaseException as error:
-            self._journal.break_off(act.id)
-            if isinstance(error, OSError):
-                text = f"the journal of changes cannot be read or written: {error.strerror}"
-                raise ControlError(text) from error
-            raise
-        act = await self._finish(act, result)
-        return _result(act, result)
+            return counts
+
+        act = Act(id="", at=0.0, verb="undo", what=what, undoes=undone.id)
+        return await self._carry_out(request, call, act, revert)
 
     async def rows(self, limit: int) -> list[ActRow]:
         return [_row(act) for act in (await self._journal.acts())[:limit]]
@@ -143,22 +129,34 @@ class OperatorActs:
             raise NotFoundError(f"no change {act_id} in the last 24 hours")
         return _row(found[0])
 
-    async def _begin(
-        self, request: requests.QueueChange | requests.Undo, call: OperationCall, act: Act
-    ) -> Act:
-        act = msgspec.structs.replace(
-            act,
-            id=call.id or secrets.token_hex(4),
-            at=self._clock.now(),
-            who=call.caller,
-            reason=request.reason,
-        )
+    async def _carry_out(
+        self,
+        request: requests.QueueChange | requests.Undo,
+        call: OperationCall,
+        act: Act,
+        work: Callable[[Act], Awaitable[ChangeCounts]],
+    ) -> ChangeResult:
+        """Do the work of an act between the entries of its beginning and its end in the journal."""
+        act_id, now = call.id or secrets.token_hex(4), self._clock.now()
+        act = structs.replace(act, id=act_id, at=now, who=call.caller, reason=request.reason)
         await self._journal.begin(act)
-        return act
-
-    async def _finish(self, act: Act, result: ChangeCounts) -> Act:
-        return await self._journal.finish(
-            msgspec.structs.replace(act, matched=result.matched, changed=result.changed, busy=result.busy)
+        try:
+            counts = await work(act)
+        except BaseException as error:
+            self._journal.break_off(act.id)
+            if isinstance(error, StoreError):
+                raise UnavailableError(
+                    f"the spool: {error}; change {act.id} was only partly carried out"
+                ) from error
+            if isinstance(error, OSError):
+                text = f"the journal of changes cannot be read or written: {error.strerror}"
+                raise ControlError(text) from error
+            raise
+        act = await self._journal.finish(
+            structs.replace(act, matched=counts.matched, changed=counts.changed, busy=counts.busy)
+        )
+        return ChangeResult(
+            action=act.verb, act=act.id, no_undo=act.problem, undoes=act.undoes, **structs.asdict(counts)
         )
 
 
@@ -177,17 +175,6 @@ def _aim(request: requests.QueueChange, rerouting: RerouteRun | None) -> str:
         return f" to {rerouting.aim}"
     at = request.at if isinstance(request, requests.Retry) else None
     return f" at {datetime.fromtimestamp(at).astimezone().isoformat(' ', 'seconds')}" if at else ""
-
-
-def _result(act: Act, counts: ChangeCounts, note: str = "") -> ChangeResult:
-    return ChangeResult(
-        action=act.verb,
-        act=act.id,
-        no_undo=act.problem,
-        undoes=act.undoes,
-        note=note,
-        **structs.asdict(counts),
-    )
 
 
 def _row(act: Act) -> ActRow:

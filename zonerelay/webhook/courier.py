@@ -23,6 +23,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass
+from functools import partial
 from random import Random
 from typing import NamedTuple
 
@@ -148,7 +149,7 @@ class WebhookCourier:
         """Until then nothing is posted, because the endpoint is down; 0: it is not."""
         self._has_news = True
         self._wake = asyncio.Event()
-        self._posts = Tasks()
+        self._posts = Tasks(partial(self.events.error, "webhook"))
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -368,12 +369,7 @@ class WebhookCourier:
             if not line.items or line.is_busy:
                 continue
             line.is_busy = True
-            self._posts.start(self._post(line)).add_done_callback(self._posted)
-
-    def _posted(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.events.error("webhook", error)
-        self._wake.set()
+            self._posts.start(self._post(line)).add_done_callback(lambda _: self._wake.set())
 
     async def _post(self, line: MessagePosts) -> None:
         """Post the events of a message until one fails."""
