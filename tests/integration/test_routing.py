@@ -11,9 +11,11 @@ import uvloop
 
 from tests.support import dns as fake_dns
 from tests.support.dns import GARBAGE, NXDOMAIN, REFUSED, SERVFAIL, SILENCE, TRUNCATED, FakeDns, OnError
+from tests.support.inbound import talking
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.settings import DnsSettings, ZoneSettings
 from zonerelay.inbound.access.networks import NO_DOMAIN, NO_HOST, NULL_MX, UNKNOWN, SenderDomains
+from zonerelay.inbound.state.context import SharedContext
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.routing.addresses import OwnAddresses
@@ -554,11 +556,16 @@ async def test_dns_trouble_is_temporary(trouble: OnError, kind: str) -> None:
         assert await it.senders.check("empty.example") == UNKNOWN
 
 
-async def test_the_unexpected_is_temporary(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_unexpected_is_temporary() -> None:
     class Broken(Resolver):
         async def mx(self, domain: str) -> None:  # type: ignore[override]  # a resolver with a bug
             raise RuntimeError("a bug")
 
-    broken = Broken(DnsSettings(), ManualClock(), hosts=Hosts({}))
-    assert await SenderDomains(broken).check("example.com") == UNKNOWN
-    assert "a bug" in caplog.text
+    broken = SenderDomains(Broken(DnsSettings(), ManualClock(), hosts=Hosts({})))
+    async with talking(check_sender_domain=True, shared=SharedContext(sender_domains=broken)) as (
+        house,
+        talk,
+    ):
+        await talk.ask(b"EHLO client")
+        assert (await talk.ask(b"MAIL FROM:<a@example.com>")).startswith(b"451 4.3.0")
+        assert "a bug" in house.log.named("trouble")[0]["error"]

@@ -8,7 +8,6 @@ judged by its own address alone: the address of the load balancer never makes it
 """
 
 import ipaddress
-import logging
 import re
 from collections.abc import Sequence
 from functools import lru_cache
@@ -29,8 +28,8 @@ from zonerelay.smtp.server.proxy_protocol import canonical
 #
 # A sender is rejected permanently only if the DNS of the domain is conclusive: the domain accepts no mail
 # (null MX, RFC 7505 4.2), it does not exist, it has neither an MX nor an address record, or it is not a valid
-# domain. A name server that fails or does not answer causes a 451, and so does any unexpected error. The null
-# sender and address literals have no domain and are accepted.
+# domain. A name server that fails or does not answer causes a 451. The null sender and address literals have
+# no domain and are accepted.
 #
 # This code has no cache. The resolver caches, within bounds, and combines equal queries.
 
@@ -38,8 +37,6 @@ NULL_MX = Reply(550, "7.27", "Sender address has null MX")
 NO_DOMAIN = Reply(550, "1.8", "Sender's domain does not exist")
 NO_HOST = Reply(550, "1.8", "Sender's domain has no mail host")
 UNKNOWN = Reply(451, "4.3", "Sender's domain cannot be looked up now")
-
-_log = logging.getLogger(__name__)
 
 
 class SenderDomains:
@@ -49,20 +46,13 @@ class SenderDomains:
         self._resolver = resolver
 
     async def check(self, domain: str) -> Reply | None:
-        """Return the refusal, or None. Raise only CancelledError."""
+        """Return the refusal, or None."""
         if not domain or is_literal(domain):
             return None
         try:
             name = ascii_domain(domain)
         except ValueError:
             return NO_DOMAIN
-        try:
-            return await self._check(name)
-        except Exception:  # noqa: BLE001 - unknown trouble is temporary (rule 3)
-            _log.exception("unexpected error while looking up a sender's domain")
-            return UNKNOWN
-
-    async def _check(self, name: str) -> Reply | None:
         answer = await self._resolver.mx(name)
         status = answer.status
         if status is DnsStatus.OK:

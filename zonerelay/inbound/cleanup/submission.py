@@ -178,9 +178,9 @@ class SubmittingClient:
         """Start a transaction for this sender. `key` is the idempotency key, if the client set it outside of
         the message, "" if it has none, and None if the header may contain one.
         """
-        refusal = self._mail_refusal(command)
-        if refusal is not None:
-            return refusal
+        failed = self._mail_refusal(command)
+        if failed is not None:
+            return self.refuse(failed[0], "MAIL", mailbox=command.sender, detail=failed[1])
         release = 0.0
         if command.hold_for is not None or command.hold_until is not None:
             now = self.context.clock.now()
@@ -214,7 +214,7 @@ class SubmittingClient:
             refusal = allowance.mail_refusal(client, now, transaction.mail.size)
             if allowance.rails is not NONE:
                 transaction.allowance = allowance
-            self.client_state.go_by(allowance.rails.idempotency)
+            self.client_state.idempotency = allowance.rails.idempotency or self.context.settings.idempotency
         else:
             refusal = allowance
         if refusal is not None and not _is_for_later(transaction, refusal):
@@ -239,17 +239,17 @@ class SubmittingClient:
         )
         return self.ask(event, partial(self._mail_decided, transaction), "MAIL", command.sender)
 
-    def _mail_refusal(self, command: MailCommand) -> ServerReply | None:
+    def _mail_refusal(self, command: MailCommand) -> tuple[ServerReply, str] | None:
+        """Return the refusal of a sender and a detail for the log, or None."""
         context = self.context
         if command.size > context.settings.max_message_size:
-            answer = replies.too_big(context.settings.max_message_size)
-            return self.refuse(answer, "MAIL", mailbox=command.sender)
+            return replies.too_big(context.settings.max_message_size), ""
         unhealthy = context.store.unhealthy()
         if unhealthy is not None:
-            answer = replies.STORE_FULL if unhealthy is Unhealthy.NO_SPACE else replies.STORE_FAILURE
-            return self.refuse(answer, "MAIL", mailbox=command.sender, detail=unhealthy)
+            full = unhealthy is Unhealthy.NO_SPACE
+            return replies.STORE_FULL if full else replies.STORE_FAILURE, unhealthy
         if self.client_state.user is not None and not self.client_state.may_send_as(command.sender):
-            return self.refuse(replies.NOT_YOUR_ADDRESS, "MAIL", mailbox=command.sender)
+            return replies.NOT_YOUR_ADDRESS, ""
         if context.orders is not None and context.orders.are_refusing:
             return self._suspended(context.orders, command.sender, None)
         return None
@@ -335,18 +335,9 @@ class SubmittingClient:
         """Check and add a recipient. `given` is the address in RCPT, which is used by access rules and the
         policy.
         """
-        if may_relay:
-            refusal = self._rcpt_refusal(transaction, key, given)
-        else:
-            may_log_in = self.context.settings.auth is not ListenerAuth.OFF
-            refusal = replies.relaying_denied(self.client_state.client.address, may_log_in=may_log_in)
-        if refusal is not None:
-            return self.refuse(refusal, "RCPT", mailbox=given)
-        orders = self.context.orders
-        if orders is not None and orders.are_refusing:
-            refusal = self._suspended(orders, transaction.mail.sender, given)
-            if refusal is not None:
-                return refusal
+        failed = self._rcpt_refusal(transaction, key, given, may_relay=may_relay)
+        if failed is not None:
+            return self.refuse(failed[0], "RCPT", mailbox=given, detail=failed[1])
         if key in transaction.recipients:
             return replies.RECIPIENT_OK
         if transaction.allowance is not None:
@@ -360,24 +351,30 @@ class SubmittingClient:
 
     def _suspended(
         self, orders: SuspensionCheck, sender: Mailbox, recipient: Mailbox | None
-    ) -> ServerReply | None:
+    ) -> tuple[ServerReply, str] | None:
         """Return the refusal of mail that an operator has suspended. At MAIL there is no recipient."""
         origin, zone_header = self.client_state.origin, self.context.zone_header
         names_zone = zone_header is not None and zone_header.trusts(origin.client_address, origin.user)
         order = orders.refuse(origin, sender, recipient, recipient is not None and names_zone)
-        command, mailbox = ("MAIL", sender) if recipient is None else ("RCPT", recipient)
-        detail = f"suspension {order}"
-        return self.refuse(replies.SUSPENDED, command, mailbox=mailbox, detail=detail) if order else None
+        return (replies.SUSPENDED, f"suspension {order}") if order else None
 
-    def _rcpt_refusal(self, transaction: MailTransaction, key: str, given: Mailbox) -> ServerReply | None:
+    def _rcpt_refusal(
+        self, transaction: MailTransaction, key: str, given: Mailbox, *, may_relay: bool
+    ) -> tuple[ServerReply, str] | None:
+        """Return the refusal of a recipient and a detail for the log, or None."""
         context = self.context
+        if not may_relay:
+            may_log_in = context.settings.auth is not ListenerAuth.OFF
+            return replies.relaying_denied(self.client_state.client.address, may_log_in=may_log_in), ""
         if context.access is not None:
             reply = context.access.decide(self.client_state.origin, transaction.mail.sender, given)
             if reply is not None:
-                return refused(reply, Reason.ACCESS)
+                return refused(reply, Reason.ACCESS), ""
         recipients = transaction.recipients
         if len(recipients) >= context.settings.max_recipients and key not in recipients:
-            return replies.too_many_recipients(context.settings.max_recipients)
+            return replies.too_many_recipients(context.settings.max_recipients), ""
+        if context.orders is not None and context.orders.are_refusing:
+            return self._suspended(context.orders, transaction.mail.sender, given)
         return None
 
     def _add(self, transaction: MailTransaction, key: str, recipient: Recipient, given: Mailbox) -> None:

@@ -211,7 +211,7 @@ class _Submitting(SubmittingClient):
     async def _take_envelope(self, call: SubmitCall) -> Rejection | None:
         """Check the envelope. Return a refusal, or None. A refused message with a key may be a repetition."""
         principal, envelope, options = call.principal, call.envelope, call.options
-        self.client_state.came_by(principal.protocol, principal.helo)
+        self.client_state.protocol, self.client_state.helo = principal.protocol, principal.helo
         answer = await self._log_in(principal.user) if principal.user else None
         answer = answer or await self._decided(self.connect())
         if answer.reason is None:

@@ -138,8 +138,9 @@ class ConnectionLimits:
 
     def enter(self, address: str) -> Reason | None:
         """Count the connection. If a limit is reached, count nothing and return the reason."""
-        full = self.count >= self.settings.max_connections
-        reason = Reason.CONNECTIONS if full else self._refusal(address)
+        if self.count >= self.settings.max_connections:
+            return Reason.CONNECTIONS
+        reason = self._refusal(address)
         if reason is None:
             self.count += 1
             self._add(address, 1)

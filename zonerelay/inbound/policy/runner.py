@@ -1,9 +1,9 @@
 """Calls an operator's policy in dedicated threads and within a time limit.
 
-Promises: `ask` and `close` end within the time limit and raise only CancelledError. If a policy raises an
-exception, exceeds the limit, gets no free thread or returns an invalid answer, the client gets a generic 451,
-and the failure is logged and counted. The relay continues, and a late answer is discarded. Events whose
-methods the policy does not override cost nothing.
+Promises: `ask` and `close` end within the time limit. If a policy raises an exception, exceeds the limit,
+gets no free thread or returns an invalid answer, the client gets a generic 451, and the failure is logged and
+counted. The relay continues, and a late answer is discarded. Events whose methods the policy does not
+override cost nothing.
 
 The operator's code can block neither the event loop nor the process's exit: `def` methods run in at most
 `MAX_THREADS` threads, `async def` methods on an event loop in a dedicated thread, and all of them are daemon
@@ -239,22 +239,18 @@ class PolicyRunner:
         self.asked: frozenset[type[Event]] = frozenset(self._steps)
 
     async def ask(self, event: Event) -> Decision:
-        """Return the policy's decision about an event. Raise only CancelledError."""
+        """Return the policy's decision about an event."""
         step = self._steps.get(type(event))
         if step is None:
             return api.ACCEPT
         method, is_async = step
-        try:
-            began = asyncio.get_running_loop().time()
-            result = await self._call(is_async, partial(method, event))
-            if isinstance(result, Decision):
-                result = self._checked(event, result)
-            if isinstance(result, Decision):
-                self.events.metrics.policy.observe(asyncio.get_running_loop().time() - began)
-                return result
-        except Exception as error:  # noqa: BLE001 - unknown trouble is temporary (rule 3)
-            self.events.error("policy", error)
-            return NOT_AVAILABLE
+        began = asyncio.get_running_loop().time()
+        result = await self._call(is_async, partial(method, event))
+        if isinstance(result, Decision):
+            result = self._checked(event, result)
+        if isinstance(result, Decision):
+            self.events.metrics.policy.observe(asyncio.get_running_loop().time() - began)
+            return result
         self.events.policy_failed(event.step, result.kind, result.detail)
         return NOT_AVAILABLE
 

@@ -52,7 +52,8 @@ class Admission(ConnectionLimits, Generic[S]):
         memory = self._memory
         if memory.tight:
             return client, replies.TOO_MUCH_MEMORY
-        reason = self.enter(_counted_as(client))
+        # A load balancer counts in the total only, until its client is named.
+        reason = self.enter("" if client.proxies else client.address)
         if reason is not None:
             return client, _TOO_MANY[reason]
         memory.holders.add(session)
@@ -62,7 +63,7 @@ class Admission(ConnectionLimits, Generic[S]):
     def readmit(self, client: Client, address: str, port: int) -> tuple[Client, ServerReply | None]:
         """Count the connection as one of the client that PROXY or XCLIENT names, or return the refusal."""
         named = self._access.named(address, port, by=client)
-        reason = self.move(_counted_as(client), _counted_as(named))
+        reason = self.move("" if client.proxies else client.address, named.address)
         return (named, None) if reason is None else (client, _TOO_MANY[reason])
 
     def farewell(self, session: S, client: Client) -> None:
@@ -70,7 +71,7 @@ class Admission(ConnectionLimits, Generic[S]):
         holders = self._memory.holders
         if session in holders:
             holders.discard(session)
-            self.leave(_counted_as(client))
+            self.leave("" if client.proxies else client.address)
             self._metrics.inbound.value -= 1
 
     def forget(self, session: S) -> None:
@@ -87,8 +88,3 @@ class Admission(ConnectionLimits, Generic[S]):
         done, _ = await asyncio.wait([self._empty], timeout=timeout)
         self._empty = None
         return bool(done)
-
-
-def _counted_as(client: Client) -> str:
-    """Return the address to count. A load balancer counts in the total only, until its client is named."""
-    return "" if client.proxies else client.address

@@ -16,7 +16,7 @@ from functools import cache, partial
 import msgspec
 
 from zonerelay.config.credentials.file import User
-from zonerelay.config.settings import Idempotency, ListenerAuth, ListenerSettings, ListenerTls, UnsafeListener
+from zonerelay.config.settings import ListenerAuth, ListenerSettings, ListenerTls, UnsafeListener
 from zonerelay.inbound.access.guard import patterns_of
 from zonerelay.inbound.access.networks import Client
 from zonerelay.inbound.policy import ClientInfo
@@ -119,18 +119,10 @@ class ClientState:
         self._extended = extended
         self._origin = None
 
-    def came_by(self, protocol: str, helo: str) -> None:
-        """Set the protocol of a client that submits mail without SMTP."""
-        self.protocol, self.helo, self._origin = protocol, helo, None
-
     def logged_in(self, user: User) -> None:
         self.user = user
         self._origin = None
         self.grants = self._weighed()
-
-    def go_by(self, wish: Idempotency | None) -> None:
-        """Use the idempotency setting of the user's limits, or the listener's if the user has none."""
-        self.idempotency = self._settings.idempotency if wish is None else wish
 
     def take_over(self, before: "ClientState", xclient: XClient) -> None:
         """Set the attributes that XCLIENT names, and copy the others from `before`."""
