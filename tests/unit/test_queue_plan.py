@@ -18,7 +18,7 @@ from zonerelay.model.reply import Outcome, Reply
 from zonerelay.process.tasks import SLICE, in_slices
 from zonerelay.queue.destination.destinations import PUT_OFF_RATE, Destination, Suspension, Transition, Work
 from zonerelay.queue.settle.bounces import DsnMaker
-from zonerelay.queue.settle.settler import AT_ONCE, TOGETHER, UNREADABLE_DELAY
+from zonerelay.queue.settle.settler import AT_ONCE, UNREADABLE_DELAY
 from zonerelay.queue.zone.plan import LOOKED_AT, MANY_PUT_OFF, ZonePlan
 from zonerelay.queue.zone.window import ClaimRequest
 from zonerelay.routing.destinations.route import MxHost, Route
@@ -512,13 +512,13 @@ async def test_many_that_expire_are_read_and_reported_few_at_once(monkeypatch: p
 
 async def test_an_error_half_way_puts_the_rest_off() -> None:
     relay = Relay(clock=ManualClock())
-    for n in range(2 * TOGETHER):
+    for n in range(200):
         relay.accept(f"u{n}@example.com", tell=False)
-    times = iter([relay.clock.now() + 30] * TOGETHER)
+    times = iter([relay.clock.now() + 30] * 100)
     relay.settler.post_unattempted(await relay.stored(), NO_HOST, destination="mx", until=times.__next__)
     await relay.settler.drain()
     later = Counter(round(each.next_attempt - relay.clock.now()) for each in await relay.stored())
-    assert later == {30: TOGETHER, round(UNREADABLE_DELAY): TOGETHER}
+    assert later == {30: 100, round(UNREADABLE_DELAY): 100}
     assert [event["where"] for event in relay.sink.named("trouble")] == ["queue.settle"]
     assert not relay.settler.unsettled_keys()
 

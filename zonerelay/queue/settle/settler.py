@@ -50,9 +50,9 @@ are deferred by `UNREADABLE_DELAY`, however old they are.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
-from itertools import groupby, islice
+from itertools import groupby
 from operator import attrgetter
 
 import msgspec
@@ -520,10 +520,6 @@ AT_ONCE = 20
 """Messages that are read, and perhaps reported, concurrently for deliveries without an attempt."""
 
 
-TOGETHER = 100
-"""Deferrals that are written as one entry."""
-
-
 class _PendingOutcomes(msgspec.Struct, eq=False):
     """Deliveries of one message whose outcomes are waiting to be written."""
 
@@ -541,38 +537,14 @@ _Dsn = tuple[DsnKind, OwnMessage]
 
 class UnattemptedDeliveries(msgspec.Struct, eq=False):
     """Deliveries that get an outcome without an attempt, because their destination is suspended or
-    unroutable. There may be thousands. They are processed a few at a time, and the first `done` have been
+    unroutable. There may be thousands. They are processed a few at a time, and leave this list when they are
     passed on. `until` returns when the next one is to be checked again.
     """
 
-    all: Sequence[Delivery]
+    deliveries: list[Delivery]
     outcome: Outcome
     destination: str
     until: Callable[[], float] | None
-    done: int = 0
-
-    @property
-    def deliveries(self) -> Iterator[Delivery]:
-        """The deliveries that are left."""
-        return islice(self.all, self.done, None)
-
-    def parts(self, needs_message: Callable[[Delivery], bool]) -> Iterator[tuple[Sequence[Delivery], bool]]:
-        """Yield the deliveries in order: about `TOGETHER` that need no message (true), or those of one
-        message (false).
-        """
-        together: list[Delivery] = []
-        for _, group in groupby(self.all, key=attrgetter("message_id")):
-            some = list(group)
-            is_needed = any(map(needs_message, some))
-            if not is_needed:
-                together += some
-            if together and (is_needed or len(together) >= TOGETHER):
-                yield together, True
-                together = []
-            if is_needed:
-                yield some, False
-        if together:
-            yield together, True
 
 
 class Settler:
@@ -682,7 +654,7 @@ class Settler:
         For a suspended destination, `until` returns when each delivery is to be checked again.
         """
         work = UnattemptedDeliveries(list(deliveries), outcome, destination, until)
-        self.outcome_log.reserve(len(work.all))
+        self.outcome_log.reserve(len(work.deliveries))
         self._start(work, self._settle_unattempted(work))
 
     def write(self, changes: Sequence[Change], then: Callable[[], None] | None) -> None:
@@ -727,15 +699,13 @@ class Settler:
             now = self._clock.now()
             rest = [put_off(delivery, work.outcome, now) for delivery in work.deliveries]
             if rest:
-                self._put(rest, _PendingOutcomes(None, list(work.deliveries), (), work.destination))
+                self._put(rest, _PendingOutcomes(None, work.deliveries, (), work.destination))
 
     async def _divide(self, work: UnattemptedDeliveries) -> None:
-        def needs_message(delivery: Delivery) -> bool:
-            return work.until is None or self.is_old(delivery)
-
-        for some, together in work.parts(needs_message):
+        for message_id, group in groupby(list(work.deliveries), key=attrgetter("message_id")):
+            some = list(group)
             await self._slices.next()
-            if together and work.until is not None:
+            if work.until is not None and not any(map(self.is_old, some)):
                 now = self._clock.now()
                 later = [deferred(delivery, work.outcome, work.until(), now) for delivery in some]
                 self._put(later, _PendingOutcomes(None, some, (), work.destination))
@@ -744,8 +714,8 @@ class Settler:
                 outcomes = [work.outcome] * len(some)
                 until = None if work.until is None else work.until()
                 parcel = _PendingOutcomes(None, some, outcomes, work.destination, until=until)
-                self._start(parcel, self._read_and_settle(some[0].message_id, parcel))
-            work.done += len(some)
+                self._start(parcel, self._read_and_settle(message_id, parcel))
+            del work.deliveries[: len(some)]
 
     async def _read_and_settle(self, message_id: MessageId, parcel: _PendingOutcomes) -> None:
         try:
