@@ -22,11 +22,10 @@ from zonerelay.operations.catalogue import OperationCall
 from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.operations.requests import CHANGES, ChangeVerb, Filter, Undo
 from zonerelay.process.tasks import cancel_all
-from zonerelay.queue.operator import journal as journal_module
 from zonerelay.queue.operator import operations
 from zonerelay.queue.operator.filters import QueueFilter
-from zonerelay.queue.operator.journal import KEPT, Bin, Journal, JournalEntry
-from zonerelay.queue.operator.operations import ChangeCounts, Operations, RerouteError
+from zonerelay.queue.operator.journal import KEPT, Journal, JournalEntry
+from zonerelay.queue.operator.operations import Bin, ChangeCounts, Operations, RerouteError
 from zonerelay.queue.zone import zone
 from zonerelay.queue.zone.window import QueueWindow
 from zonerelay.routing.zones.zones import Zones
@@ -424,10 +423,9 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     relay = Relay(zones=ZONES, retry=retry, clock=ManualClock())
     relay.courier.script = lambda batch: [DEFERRED] * len(batch.deliveries)
     await relay.scheduler.start()
-    dropped = Bin(relay.store, events=relay.events, clock=relay.clock)
-    verbs = relay.operations(tmp_path, dropped.look)
+    verbs = relay.operations(tmp_path)
     acts = OperatorActs(verbs, Zones(ZONES, ROUTES))
-    yield Desk(relay, acts, dropped, verbs)
+    yield Desk(relay, acts, Bin(verbs), verbs)
     await relay.close()
 
 
@@ -549,23 +547,22 @@ async def test_dropped_mail_is_nowhere_and_comes_back_by_undo_until_a_day_has_pa
     await deferred(desk, "a", "b")
     await desk.change("hold", filter={"recipient": "b@*"})
     states, store = await desk.states(), desk.relay.store
-    bin_ = Bin(store, events=desk.relay.events, clock=desk.relay.clock)
     for _ in range(2):
         dropped = await desk.change("drop")
         assert (dropped.changed, dropped.no_undo) == (2, "")
         assert [each async for each in store.scan()] == []
         assert sum(each.total for each in store.counts().values()) == 0
         assert (await desk.change("retry")).matched == 0
-        await bin_.sweep()
+        await desk.bin.sweep()
         assert (await desk.undo(dropped)).changed == 2
         assert await desk.states() == states
     dropped = await desk.change("drop")
     assert isinstance(desk.relay.clock, ManualClock)
     desk.relay.clock.advance(KEPT - 1)
-    await bin_.sweep()
+    await desk.bin.sweep()
     assert len(await store.queues()) == 1
     desk.relay.clock.advance(2)
-    await bin_.sweep()
+    await desk.bin.sweep()
     assert await store.queues() == set()
 
 
@@ -625,10 +622,10 @@ async def test_what_has_left_before_a_drop_reaches_it_is_not_recorded_as_dropped
 
 
 async def test_the_bin_is_bounded_its_oldest_goes_first(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "MAX_BIN_SIZE", 1)
+    monkeypatch.setattr(operations, "MAX_BIN_SIZE", 1)
     await deferred(desk, "a")
     await desk.change("drop")
-    await Bin(desk.relay.store, events=desk.relay.events, clock=desk.relay.clock).sweep()
+    await desk.bin.sweep()
     assert await desk.relay.store.queues() == set()
 
 
@@ -636,8 +633,8 @@ async def test_a_bin_that_is_too_large_is_emptied_when_mail_is_moved_into_it(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a full disk a drop made room after ten minutes only."""
-    monkeypatch.setattr(journal_module, "MAX_BIN_SIZE", 1)
-    monkeypatch.setattr(journal_module, "PAUSE", 0.0)
+    monkeypatch.setattr(operations, "MAX_BIN_SIZE", 1)
+    monkeypatch.setattr(operations, "PAUSE", 0.0)
     await deferred(desk, "a")
     running = asyncio.create_task(desk.bin.run())
     await asyncio.sleep(0.05)  # its first check is over

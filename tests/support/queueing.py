@@ -280,9 +280,7 @@ class Relay:
     def _choose_zone(self, envelope: Envelope, /, *, headers: object, size: int, named: str = "") -> ZoneOf:
         return lambda recipient: ZoneChoice(self.zone_of.get(recipient, self._default_zone), "")
 
-    def operations(
-        self, directory: Path = Path("no-home"), binned: Callable[[], None] = lambda: None
-    ) -> Operations:
+    def operations(self, directory: Path = Path("no-home")) -> Operations:
         """What operators do to this queue, with a journal in `directory`."""
         return Operations(
             store=self.store,
@@ -291,7 +289,6 @@ class Relay:
             events=self.events,
             clock=self.clock,
             journal=Journal(directory / "acts", self.clock),
-            binned=binned,
         )
 
     def accept(

@@ -34,8 +34,8 @@ from zonerelay.model.envelope import MessageIdSource
 from zonerelay.process.tasks import RetriedComponents
 from zonerelay.process.threads import OPERATORS
 from zonerelay.queue.operator.clock_watch import ClockWatch
-from zonerelay.queue.operator.journal import DIRECTORY, Bin, Journal
-from zonerelay.queue.operator.operations import Operations
+from zonerelay.queue.operator.journal import DIRECTORY, Journal
+from zonerelay.queue.operator.operations import Bin, Operations
 from zonerelay.queue.orders.orders import Orders
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle.bounces import DsnMaker
@@ -221,7 +221,6 @@ class Worker:
             inherited=identity.inherited,
             share_failure=share_failure,
         )
-        self.dropped = Bin(store, events=events, clock=clock, skipped=self.clock_watch.skipped)
         self.operations = Operations(
             store=store,
             scheduler=self.scheduler,
@@ -231,8 +230,8 @@ class Worker:
             journal=Journal(home / DIRECTORY / name_of(identity.index), clock),
             orders_in_force=lambda: self.orders.table.ids,
             order_at=self.orders.order_of,
-            binned=self.dropped.look,
         )
+        self.dropped = Bin(self.operations, self.clock_watch.skipped)
 
     def stored(self, deliveries: Sequence[Delivery], is_next: bool) -> int:
         """Take new mail or new events that are durable (`store.contract.Stored`)."""

@@ -1,5 +1,4 @@
-"""What an undo needs: the journal of operators' changes (who changed what and why, and the previous state),
-and the bin, which keeps dropped mail for a day.
+"""What an undo needs: the journal of operators' changes (who changed what and why, and the previous state).
 
 A *change* is one command that changes the queue. Its id is the same in all workers. For each change a worker
 writes two files next to its spool: `ID.json` records who did what, and `ID.log` holds the deliveries that it
@@ -20,23 +19,13 @@ Policy: changes are kept for `KEPT` seconds. A worker keeps at most `MAX_ACTS` o
 Failure: a change that cannot be noted, because the disk or the journal is full, goes on and cannot be undone:
 `note` returns false, and `problem_of` returns the reason. Files are read and written in other threads, one
 chunk at a time.
-
-Dropped deliveries are held in separate queues (`bin_of`), which lists, counts and claims of mail skip.
-`next_attempt` is the time at which they are destroyed. An undo of the drop moves them back.
-
-The bin is checked every `INTERVAL` seconds, and when mail is moved into it. Expired mail is destroyed. The
-oldest mail is destroyed early if the messages together exceed `MAX_BIN_SIZE`, or if the disk has too little
-free space for new mail. If the store fails, the check is repeated after `INTERVAL`.
 """
 
-import asyncio
-import contextlib
 import os
 import re
 import struct
 import zlib
-from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,24 +35,14 @@ from msgspec import structs
 from zonerelay import durable
 from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.clock import Clock
-from zonerelay.model.delivery import Delivery, DeliveryKey, QueueKind, QueueName, parse_queue
+from zonerelay.model.delivery import Delivery, DeliveryKey, QueueName, parse_queue
 from zonerelay.model.envelope import Mailbox, MessageId
 from zonerelay.process.threads import OPERATORS
-from zonerelay.store.contract import Store, StoreError, Unhealthy
-from zonerelay.telemetry.events.events import Events
 
 KEPT = 24 * 3600.0
 MAX_ACTS = 10_000
 MAX_SIZE = 256 * 1024 * 1024
 DIRECTORY = "acts"
-
-INTERVAL = 600.0
-PAUSE = 5.0
-"""Seconds between two checks at least. A check that takes long is followed by a pause ten times as long."""
-MAX_BIN_SIZE = 1024**3
-BATCH = 500
-SPAN = 60.0
-"""Seconds of due time that are counted, and destroyed to save space, together."""
 
 _ID = re.compile(r"[0-9a-f]{8}", re.ASCII)
 _FRAME = struct.Struct("!II")
@@ -326,72 +305,3 @@ def _unpack(raw: bytes) -> list[JournalEntry]:
 
 
 _decode = msgspec.json.Decoder(Act).decode
-
-
-class Bin:
-    """Keeps dropped mail for undo. `run` is to end before the store is closed."""
-
-    def __init__(
-        self, store: Store, *, events: Events, clock: Clock, skipped: Callable[[float], float] = lambda _: 0.0
-    ) -> None:
-        """Create the bin. `skipped` is `ClockWatch.skipped`."""
-        self._skipped = skipped
-        self._store = store
-        self._events = events
-        self._clock = clock
-        self._moved = asyncio.Event()
-
-    def look(self) -> None:
-        """Check the bin soon, because mail was moved into it."""
-        self._moved.set()
-
-    async def sweep(self) -> None:
-        """Delete expired mail, and the oldest mail if the bin is too large. Raise StoreError."""
-        now = self._clock.now()
-        await self._destroy(now - self._skipped(now - 1.0))
-        sizes: Counter[float] = Counter()
-        async for batch in self._batches():
-            messages = await self._store.read_messages(list({each.message_id for each in batch}))
-            for each in batch:
-                message = messages.pop(each.message_id, None)
-                sizes[each.next_attempt // SPAN] += 0 if message is None else message.size
-        room = 0 if self._store.unhealthy() is Unhealthy.NO_SPACE else MAX_BIN_SIZE
-        over = None
-        for span in sorted(sizes):
-            if sizes.total() <= room:
-                break
-            over = span
-            del sizes[span]
-        if over is not None:
-            await self._destroy((over + 1) * SPAN)
-
-    async def _destroy(self, until: float) -> None:
-        async for batch in self._batches():
-            if over := [each.key for each in batch if each.next_attempt <= until]:
-                await self._store.update(over, lambda _: None)
-
-    async def _batches(self) -> AsyncIterator[Sequence[Delivery]]:
-        for queue in [each for each in await self._store.queues() if each.kind is QueueKind.BIN]:
-            batch: list[Delivery] = []
-            async with contextlib.aclosing(self._store.scan(queue)) as deliveries:
-                async for delivery in deliveries:
-                    batch.append(delivery)
-                    if len(batch) == BATCH:
-                        yield batch
-                        batch = []
-                        await asyncio.sleep(0)
-            if batch:
-                yield batch
-
-    async def run(self) -> None:
-        while True:
-            began = self._clock.monotonic()
-            try:
-                await self.sweep()
-            except StoreError as error:
-                self._events.error("queue.bin", error)
-            await asyncio.sleep(max(PAUSE, 10 * (self._clock.monotonic() - began)))
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(INTERVAL):
-                    await self._moved.wait()
-            self._moved.clear()

@@ -23,16 +23,23 @@ routes themselves choose the target. A row of the outbox stays in its zone.
 
 `SummaryCount` counts deliveries by one of their properties and by age, like Postfix's qshape. Pure. Memory is
 bounded: at most `MAX_KEYS` keys are counted, and deliveries with any other key are counted as `other`.
+
+The `Bin` keeps dropped mail for a day, for an undo of the drop. It is held in separate queues (`bin_of`),
+which lists, counts and claims of mail skip. `next_attempt` is the time at which it is destroyed. The bin is
+checked every `INTERVAL` seconds, and when mail is moved into it. Expired mail is destroyed. The oldest mail
+is destroyed early if the messages together exceed `MAX_BIN_SIZE`, or if the disk has too little free space
+for new mail. If the store fails, the check is repeated after `INTERVAL`.
 """
 
 import asyncio
+import contextlib
 import functools
 import sys
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import groupby
 from operator import add
 from typing import Protocol, TypedDict, Unpack
@@ -54,7 +61,8 @@ from zonerelay.queue.orders.order import Order
 from zonerelay.queue.scheduler import Scheduler
 from zonerelay.queue.settle.settler import Settler
 from zonerelay.routing.zones.zones import DEFAULT_ZONE, Zones
-from zonerelay.store.contract import EveryNth, MessageNotFoundError, Store, StoreCorruptError, Unhealthy
+from zonerelay.store import contract
+from zonerelay.store.contract import EveryNth, MessageNotFoundError, Store, StoreError, Unhealthy
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.events.records import TraceStep
 from zonerelay.telemetry.logs.redact import Redactor
@@ -308,7 +316,7 @@ LEFT_OUT = "unreadable records, because the spool is damaged (see zonerelay stat
 class Operations:
     """Implements the operators' commands on the queue of one worker. Methods raise StoreError when the store
     fails. `orders_in_force` returns the ids of active suspensions and hold rules. `order_at` is
-    `Orders.order_of`, and `binned` is called when mail was moved into the bin.
+    `Orders.order_of`. `binned` is set when mail was moved into the bin.
     """
 
     _: KW_ONLY
@@ -320,7 +328,7 @@ class Operations:
     journal: Journal
     orders_in_force: Callable[[], Collection[str]] = tuple
     order_at: Callable[[Delivery, Message | None, str], str] = lambda delivery, message, hosts: ""
-    binned: Callable[[], None] = lambda: None
+    binned: asyncio.Event = field(default_factory=asyncio.Event)
 
     # Reading commands
 
@@ -341,11 +349,9 @@ class Operations:
         previous page, and its delivery may have left.
         """
         left = sys.maxsize if limit is None else limit
-        async with aclosing(
-            self._matching(wanted, progress, most=SHOWN, within=SOON, after=after)
-        ) as batches:
+        async with aclosing(self.matching(wanted, progress, most=SHOWN, within=SOON, after=after)) as batches:
             async for batch in batches:
-                messages = await self._messages_of(each for each, _ in batch[:left])
+                messages = await self.messages_of(each for each, _ in batch[:left])
                 for delivery, state in batch[:left]:
                     message = messages.get(delivery.message_id)
                     yield delivery, message, self._suspended(delivery, message, state)
@@ -355,7 +361,7 @@ class Operations:
 
     async def count(self, wanted: QueueFilter, progress: VerbProgress | None = None) -> int:
         total = 0
-        async with aclosing(self._matching(wanted, progress)) as batches:
+        async with aclosing(self.matching(wanted, progress)) as batches:
             async for batch in batches:
                 total += len(batch)
         return total
@@ -396,10 +402,10 @@ class Operations:
         own: dict[str, Key] = {"site": self._site, "reply": self._reply}
         key_of = own.get(by) or KEYS[by]
         needs_message = by in NEED_MESSAGE or (by == "reply" and bool(self.orders_in_force()))
-        async with aclosing(self._matching(wanted, progress, most=SUMMED, every=every)) as batches:
+        async with aclosing(self.matching(wanted, progress, most=SUMMED, every=every)) as batches:
             async for batch in batches:
                 needed = batch if needs_message else []
-                messages = await self._messages_of(each for each, _ in needed)
+                messages = await self.messages_of(each for each, _ in needed)
                 for delivery, _ in batch:
                     tally.count(key_of(delivery, messages.get(delivery.message_id)), delivery.created)
                 await asyncio.sleep(0)
@@ -452,7 +458,7 @@ class Operations:
         self, wanted: QueueFilter, rerouting: RerouteRun, **run: Unpack[ChangeRun]
     ) -> ChangeCounts:
         async def reroute(deliveries: Sequence[Delivery], act: Act | None) -> int:
-            messages = await self._messages_of(deliveries if rerouting.needs_messages else ())
+            messages = await self.messages_of(deliveries if rerouting.needs_messages else ())
             now = self.clock.now()
             queues = {each.key: rerouting.target(each, messages.get(each.message_id)) for each in deliveries}
             changed = await self._update(deliveries, lambda each: _moved(each, queues[each.key], now), act)
@@ -476,7 +482,7 @@ class Operations:
             final = purge or act is None
             kept = [each for each in deliveries if not final and not is_row(each.message_id)]
             changed = await self._update(kept, binned, act)
-            self.binned()
+            self.binned.set()
             gone = [each for each in deliveries if final or is_row(each.message_id)]
             await self._note_final(gone, act)
             removed = await self.store.update(_keys(gone), lambda _: None)
@@ -571,7 +577,7 @@ class Operations:
         async def update(deliveries: Sequence[Delivery], _: Act | None) -> int:
             return len(await self.store.update(_keys(deliveries), change))
 
-        async with aclosing(self._matching(wanted, None, most=SUMMED)) as batches:
+        async with aclosing(self.matching(wanted, most=SUMMED)) as batches:
             async for batch in batches:
                 some = [delivery for delivery, _ in batch if change(delivery) != delivery]
                 if some:
@@ -683,7 +689,7 @@ class Operations:
         """Withdraw matching deliveries, apply `work` to them and return them, batch by batch."""
         result, act = ChangeCounts(), run.get("act")
         try:
-            async with aclosing(self._matching(wanted, run.get("progress"))) as batches:
+            async with aclosing(self.matching(wanted, run.get("progress"))) as batches:
                 async for batch in batches:
                     result += await self._one_batch([delivery for delivery, _ in batch], work, act)
         finally:
@@ -753,10 +759,10 @@ class Operations:
         found = self.scheduler.destination_of(delivery.zone, delivery.domain)
         return self.order_at(delivery, message, "" if found is None else found.label)
 
-    async def _matching(
+    async def matching(
         self,
         wanted: QueueFilter,
-        progress: VerbProgress | None,
+        progress: VerbProgress | None = None,
         *,
         most: int = BATCH,
         within: float = NEVER,
@@ -835,7 +841,7 @@ class Operations:
             counts.total for queue, counts in self.store.counts().items() if zone in (None, queue.zone)
         )
 
-    async def _messages_of(self, deliveries: Iterable[Delivery]) -> dict[MessageId, Message]:
+    async def messages_of(self, deliveries: Iterable[Delivery]) -> dict[MessageId, Message]:
         """Read each message only once, because it may have many deliveries."""
         ids = list(dict.fromkeys(each.message_id for each in deliveries))
         return await self.store.read_messages(ids) if ids else {}
@@ -843,7 +849,7 @@ class Operations:
     async def _message(self, message_id: MessageId) -> Message | None:
         try:
             return await self.store.read_message(message_id)
-        except (MessageNotFoundError, StoreCorruptError):
+        except (MessageNotFoundError, contract.StoreCorruptError):
             return None
 
 
@@ -901,3 +907,64 @@ def described(wanted: QueueFilter) -> str:
     more = f" and {len(ids) - NAMED:,} more" if len(ids) > NAMED else ""
     words = [f"{name}={value}" for name, value in given.items() if value is not None and value is not False]
     return " ".join([*words, *([f"message_id={','.join(ids[:NAMED])}{more}"] if ids else [])])
+
+
+INTERVAL = 600.0
+PAUSE = 5.0
+"""Seconds between two checks at least. A check that takes long is followed by a pause ten times as long."""
+MAX_BIN_SIZE = 1024**3
+SPAN = 60.0
+"""Seconds of due time that are counted, and destroyed to save space, together."""
+
+
+@dataclass(eq=False, repr=False)
+class Bin:
+    """Keeps dropped mail for undo. `skipped` is `ClockWatch.skipped`. `run` is to end before the store is
+    closed.
+    """
+
+    operations: Operations
+    skipped: Callable[[float], float] = lambda _: 0.0
+
+    async def sweep(self) -> None:
+        """Delete expired mail, and the oldest mail if the bin is too large. Raise StoreError."""
+        store, now = self.operations.store, self.operations.clock.now()
+        await self._destroy(now - self.skipped(now - 1.0))
+        sizes: Counter[float] = Counter()
+        async for batch in self._batches():
+            messages = await self.operations.messages_of(batch)
+            for each in batch:
+                message = messages.pop(each.message_id, None)
+                sizes[each.next_attempt // SPAN] += 0 if message is None else message.size
+        room = 0 if store.unhealthy() is Unhealthy.NO_SPACE else MAX_BIN_SIZE
+        over = None
+        for span in sorted(sizes):
+            if sizes.total() <= room:
+                break
+            over = span
+            del sizes[span]
+        if over is not None:
+            await self._destroy((over + 1) * SPAN)
+
+    async def _destroy(self, until: float) -> None:
+        async for batch in self._batches():
+            if over := [each.key for each in batch if each.next_attempt <= until]:
+                await self.operations.store.update(over, lambda _: None)
+
+    async def _batches(self) -> AsyncGenerator[list[Delivery], None]:
+        async for batch in self.operations.matching(QueueFilter(state=DeliveryState.DROPPED)):
+            yield [each for each, _ in batch]
+
+    async def run(self) -> None:
+        clock = self.operations.clock
+        while True:
+            began = clock.monotonic()
+            try:
+                await self.sweep()
+            except StoreError as error:
+                self.operations.events.error("queue.bin", error)
+            await asyncio.sleep(max(PAUSE, 10 * (clock.monotonic() - began)))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(INTERVAL):
+                    await self.operations.binned.wait()
+            self.operations.binned.clear()
