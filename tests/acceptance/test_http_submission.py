@@ -50,6 +50,8 @@ MESSAGE: dict[str, Any] = {
     "tags": ["welcome"],
     "metadata": {"order": 4711, "paid": True},
 }
+SHORT = {"from": "a@example.org", "to": "b@example.net"}
+HI = {**SHORT, "text": "hi"}
 
 
 def user_of(relay: RelayProcess, name: str) -> Api:
@@ -90,28 +92,65 @@ def operator(relay: RelayProcess) -> Api:
     return Api(relay, add_token(relay, "oscar", "operate"))
 
 
-def body_of(operator: Api, message_id: str) -> EmailMessage:
-    found = operator("GET", f"/v1/queue/messages/{message_id}/body")
+def octets_of(operator: Api, accepted: dict[str, Any]) -> bytes:
+    found = operator("GET", f"/v1/queue/messages/{accepted['id']}/body")
     assert found.status == 200, found.body
-    message = email.message_from_bytes(found.body, policy=email.policy.default)
+    return found.body
+
+
+def body_of(operator: Api, accepted: dict[str, Any]) -> EmailMessage:
+    message = email.message_from_bytes(octets_of(operator, accepted), policy=email.policy.default)
     assert isinstance(message, EmailMessage)
     return message
+
+
+def told_of(operator: Api, accepted: dict[str, Any]) -> Any:
+    return operator.get(f"/v1/queue/messages/{accepted['id']}")
 
 
 def pointers(reply: Reply) -> list[str]:
     return [each["pointer"] for each in reply.json["errors"]]
 
 
-def test_a_message_as_json(relay: RelayProcess, app: Api, operator: Api) -> None:
-    reply = app("POST", "/v1/messages", MESSAGE)
+def addresses(accepted: dict[str, Any]) -> list[str]:
+    return [each["address"] for each in accepted["recipients"]]
+
+
+def post(app: Api, given: object, path: str = "/v1/messages", **fields: str) -> Reply:
+    return app("POST", path, given, **fields)
+
+
+def post_octets(app: Api, octets: bytes, query: str = "", **fields: str) -> Reply:
+    return post(app, octets, f"/v1/messages{query}", Content_Type="message/rfc822", **fields)
+
+
+def post_form(app: Api, octets: bytes, **fields: str) -> Reply:
+    return post(app, octets, Content_Type="multipart/form-data; boundary=b", **fields)
+
+
+def batch(app: Api, *messages: object, **more: object) -> Any:
+    return post(app, {"messages": messages, **more}, "/v1/messages/batch").json["messages"]
+
+
+def accepted_of(reply: Reply) -> Any:
     assert reply.status == 202, reply.body
-    accepted = reply.json
+    return reply.json
+
+
+def sent_to(reply: Reply) -> list[str]:
+    """The recipients, or what is wrong."""
+    return pointers(reply) if reply.status == 422 else addresses(accepted_of(reply))
+
+
+def test_a_message_as_json(relay: RelayProcess, app: Api, operator: Api) -> None:
+    reply = post(app, MESSAGE)
+    accepted = accepted_of(reply)
     assert reply.fields["Location"] == f"/v1/messages/{accepted['id']}"
     people = ["zoe@example.net", "max@example.com", "audit@example.org"]
     assert [(each["address"], each["index"], each["state"]) for each in accepted["recipients"]] == [
         (each, at, "queued") for at, each in enumerate(people)
     ]
-    message = body_of(operator, accepted["id"])
+    message = body_of(operator, accepted)
     assert (message["Subject"], message["X-Order"], message["Bcc"]) == ("Grüße", "4711", None)
     assert message["Message-ID"] == accepted["message_id"]
     assert "with HTTP id" in message["Received"]
@@ -121,12 +160,11 @@ def test_a_message_as_json(relay: RelayProcess, app: Api, operator: Api) -> None
     assert text.get_content().split() == ["hello", ".", "bye"]
     (file,) = message.iter_attachments()
     assert (file.get_filename(), file.get_content()) == ("a.txt", "file")
-    told = operator.get(f"/v1/queue/messages/{accepted['id']}")
+    told = told_of(operator, accepted)
     assert (told["user"], told["protocol"]) == ("app", "HTTP")
     traced = run(relay, "queue", "trace", accepted["id"])
     assert "tag=welcome" in traced.stdout
-    found = app.get(f"/v1/messages/{accepted['id']}")
-    assert [each["address"] for each in found["recipients"]] == people
+    assert addresses(app.get(f"/v1/messages/{accepted['id']}")) == people
     other = user_of(relay, "other")
     assert other("GET", f"/v1/messages/{accepted['id']}").code == (404, "not_found")
     assert other("DELETE", f"/v1/messages/{accepted['id']}").code == (404, "not_found")
@@ -134,8 +172,8 @@ def test_a_message_as_json(relay: RelayProcess, app: Api, operator: Api) -> None
 
 
 def test_what_is_wrong_is_pointed_at(relay: RelayProcess, app: Api, operator: Api) -> None:
-    def post(**more: Any) -> Reply:
-        return app("POST", "/v1/messages", {**MESSAGE, **more})
+    def posted(**more: Any) -> Reply:
+        return post(app, {**MESSAGE, **more})
 
     injected = "x\r\nBcc: thief@example.net"
     for name, value, pointer in (
@@ -156,54 +194,51 @@ def test_what_is_wrong_is_pointed_at(relay: RelayProcess, app: Api, operator: Ap
         ("text", 5, "/text"),
         ("headers", {"X-A": "x" * 70_000}, "/headers/X-A"),
     ):
-        reply = post(**{name: value})
+        reply = posted(**{name: value})
         assert (reply.code, pointers(reply)) == ((422, "invalid"), [pointer]), (name, value, reply.body)
-    refused = post(to=["a@example.net", "no1@example.net", "no2@example.net"])
+    refused = posted(to=["a@example.net", "no1@example.net", "no2@example.net"])
     assert refused.code == (422, "refused")
     assert pointers(refused) == ["/to/1", "/to/2"]
     assert refused.json["smtp_reply"].startswith("5")
-    partial = post(to=["a@example.net", "no1@example.net"], bcc=[], partial=True)
+    partial = posted(to=["a@example.net", "no1@example.net"], bcc=[], partial=True)
     assert [each["state"] for each in partial.json["recipients"]] == ["queued", "refused"]
-    assert operator.get(f"/v1/queue/messages/{partial.json['id']}")["recipients_accepted"] == 1
-    assert post(to=["no1@example.net"], bcc=[], partial=True).code == (422, "refused")
-    assert app("POST", "/v1/messages", b"{").code == (400, "malformed")
-    assert app("POST", "/v1/messages", b"{}", Content_Type="text/csv").code == (415, "unsupported_media_type")
-    assert operator("POST", "/v1/messages", MESSAGE).code == (403, "forbidden")
+    assert told_of(operator, partial.json)["recipients_accepted"] == 1
+    assert posted(to=["no1@example.net"], bcc=[], partial=True).code == (422, "refused")
+    assert post(app, b"{").code == (400, "malformed")
+    assert post(app, b"{}", Content_Type="text/csv").code == (415, "unsupported_media_type")
+    assert post(operator, MESSAGE).code == (403, "forbidden")
     for token, user in (("nameless", ""), ("ghostly", "ghost")):
         nobody = Api(relay, token_without_user(relay, token, user))
-        assert nobody("POST", "/v1/messages", MESSAGE).code == (403, "forbidden")
+        assert post(nobody, MESSAGE).code == (403, "forbidden")
 
 
 def test_addresses_beyond_ascii(app: Api, operator: Api) -> None:
-    reply = app("POST", "/v1/messages", {**MESSAGE, "to": "jürgen@bücher.example", "bcc": []})
-    assert [each["address"] for each in reply.json["recipients"]] == ["jürgen@xn--bcher-kva.example"]
-    assert operator.get(f"/v1/queue/messages/{reply.json['id']}")["smtputf8"]
+    accepted = accepted_of(post(app, {**MESSAGE, "to": "jürgen@bücher.example", "bcc": []}))
+    assert addresses(accepted) == ["jürgen@xn--bcher-kva.example"]
+    assert told_of(operator, accepted)["smtputf8"]
 
 
 def test_a_message_as_octets(app: Api, operator: Api) -> None:
     raw = b"From: shop@example.org\nTo: a@example.net\nBcc: b@example.net,\n c@example.net\n\n"
     raw += b".hello\nW\xc3\xa4\n"
-    reply = app("POST", "/v1/messages", raw, Content_Type="message/rfc822")
-    assert reply.status == 202, reply.body
-    assert [each["address"][0] for each in reply.json["recipients"]] == ["a", "b", "c"]
-    found = operator("GET", f"/v1/queue/messages/{reply.json['id']}/body").body
+    accepted = accepted_of(post_octets(app, raw))
+    assert addresses(accepted) == [f"{each}@example.net" for each in "abc"]
+    found = octets_of(operator, accepted)
     assert found.endswith(b"\r\n\r\n.hello\r\nW\xc3\xa4\r\n")
     assert b"Bcc" not in found
-    assert reply.json["message_id"].encode() in found
-    path = "/v1/messages?from=&to=d@example.net&to=e@example.net"
-    named = app("POST", path, raw, Content_Type="message/rfc822")
-    assert [each["address"][0] for each in named.json["recipients"]] == ["d", "e"]
-    assert operator.get(f"/v1/queue/messages/{named.json['id']}")["sender"] == ""
+    assert accepted["message_id"].encode() in found
+    named = accepted_of(post_octets(app, raw, "?from=&to=d@example.net&to=e@example.net"))
+    assert addresses(named) == ["d@example.net", "e@example.net"]
+    assert told_of(operator, named)["sender"] == ""
 
 
 @pytest.mark.parametrize("local", ["john..doe", "john.", ".john", "reply+" + "x" * 180])
 def test_an_address_as_it_exists(app: Api, operator: Api, local: str) -> None:
     address = f"{local}@docomo.example"
     sender = f"{local}@example.org"
-    reply = app("POST", "/v1/messages", {**MESSAGE, "to": f"John <{address}>", "envelope": {"from": sender}})
-    assert reply.status == 202, reply.body
-    assert address in [each["address"] for each in reply.json["recipients"]]
-    assert operator.get(f"/v1/queue/messages/{reply.json['id']}")["sender"] == sender
+    accepted = accepted_of(post(app, {**MESSAGE, "to": f"John <{address}>", "envelope": {"from": sender}}))
+    assert address in addresses(accepted)
+    assert told_of(operator, accepted)["sender"] == sender
 
 
 SEVERAL = "Ann <ann@example.net>, Bob <bob@example.com>"
@@ -211,15 +246,11 @@ BOTH = ["ann@example.net", "bob@example.com"]
 
 
 def test_a_text_with_several_addresses_goes_to_all_or_is_refused(app: Api, operator: Api) -> None:
-    def sent_to(**more: Any) -> list[str]:
-        given = {"from": "shop@example.org", "text": "x", **more}
-        reply = app("POST", "/v1/messages", given)
-        if reply.status == 422:
-            return pointers(reply)
-        assert reply.status == 202, reply.body
-        told = operator.get(f"/v1/queue/messages/{reply.json['id']}")
-        assert told["recipients_accepted"] == len(reply.json["recipients"])
-        return [each["address"] for each in reply.json["recipients"]]
+    def sent(**more: Any) -> list[str]:
+        reply = post(app, {"from": "shop@example.org", "text": "x", **more})
+        if reply.status == 202:
+            assert told_of(operator, reply.json)["recipients_accepted"] == len(reply.json["recipients"])
+        return sent_to(reply)
 
     for name in ("to", "cc", "bcc"):
         for value in (
@@ -229,10 +260,10 @@ def test_a_text_with_several_addresses_goes_to_all_or_is_refused(app: Api, opera
             f"Team: {SEVERAL};",
             SEVERAL.split(", "),
         ):
-            assert sent_to(**{name: value}) == BOTH, (name, value)
-    assert sent_to(envelope={"to": [SEVERAL]}) == BOTH
-    assert sent_to(to='"Ann, Bob" <ann@example.net>') == BOTH[:1]
-    assert sent_to(to="Ann (Foo, Inc) [x] <ann@example.net>") == BOTH[:1]
+            assert sent(**{name: value}) == BOTH, (name, value)
+    assert sent(envelope={"to": [SEVERAL]}) == BOTH
+    assert sent(to='"Ann, Bob" <ann@example.net>') == BOTH[:1]
+    assert sent(to="Ann (Foo, Inc) [x] <ann@example.net>") == BOTH[:1]
     wrong: list[tuple[str, Any, str]] = [
         ("to", "Ann <ann@example.net>, bob", "/to"),
         ("to", "Bob, Ann <ann@example.net>", "/to"),
@@ -247,42 +278,34 @@ def test_a_text_with_several_addresses_goes_to_all_or_is_refused(app: Api, opera
         ("reply_to", "Ann <ann@example.net>, bob", "/reply_to"),
     ]
     for name, value, pointer in wrong:
-        assert sent_to(**{"to": "a@example.net", name: value}) == [pointer], (name, value)
-    reply = app(
-        "POST", "/v1/messages", {**MESSAGE, "from": "Foo, Inc. <shop@example.org>", "reply_to": SEVERAL}
-    )
-    shown = body_of(operator, reply.json["id"])
+        assert sent(**{"to": "a@example.net", name: value}) == [pointer], (name, value)
+    reply = post(app, {**MESSAGE, "from": "Foo, Inc. <shop@example.org>", "reply_to": SEVERAL})
+    shown = body_of(operator, reply.json)
     assert [each.addr_spec for each in shown["Reply-To"].addresses] == BOTH
     assert [(each.display_name, each.addr_spec) for each in shown["From"].addresses] == [
         ("Foo, Inc.", "shop@example.org")
     ]
-    batch = app("POST", "/v1/messages/batch", {"template": MESSAGE, "messages": [{"to": SEVERAL, "bcc": ()}]})
-    (one,) = batch.json["messages"]
-    assert [each["address"] for each in one["accepted"]["recipients"]] == BOTH
-    sent = app(
-        "POST", "/send", {"from": "shop@example.org", "to": [SEVERAL], "replyTo": SEVERAL, "text": "x"}
-    )
-    assert (sent.status, sent.json["to"]) == (200, BOTH)
-    assert app("POST", "/send", {"from": SEVERAL, "to": "a@example.net", "text": "x"}).status == 422
+    (one,) = batch(app, {"to": SEVERAL, "bcc": ()}, template=MESSAGE)
+    assert addresses(one["accepted"]) == BOTH
+    by_send = post(app, {**HI, "to": [SEVERAL], "replyTo": SEVERAL}, "/send")
+    assert (by_send.status, by_send.json["to"]) == (200, BOTH)
+    assert post(app, {**HI, "from": SEVERAL}, "/send").status == 422
 
 
 def test_a_message_as_octets_goes_to_whom_its_header_names(app: Api) -> None:
-    def sent_to(header: str, query: str = "") -> list[str]:
+    def sent(header: str, query: str = "") -> Reply:
         raw = f"From: A (Foo, Inc) <shop@example.org>\n{header}\n\nhello\n".encode()
-        reply = app("POST", f"/v1/messages{query}", raw, Content_Type="message/rfc822")
-        if reply.status == 422:
-            return [each["detail"] for each in reply.json["errors"]]
-        assert reply.status == 202, reply.body
-        return [each["address"] for each in reply.json["recipients"]]
+        return post_octets(app, raw, query)
 
-    assert sent_to(f"To: {SEVERAL}") == BOTH
-    assert sent_to("To: Shop [Sales] <ann@example.net>; bob@example.com <bob@example.com>") == BOTH
-    assert sent_to(f"Resent-To: {BOTH[0]}\nResent-Bcc: {BOTH[1]}\nTo: old@example.net") == BOTH
-    assert sent_to("To: ann@example.net\nCc: Sales Team") == ["Cc contains an invalid address: 'Sales Team'"]
+    assert sent_to(sent(f"To: {SEVERAL}")) == BOTH
+    assert sent_to(sent("To: Shop [Sales] <ann@example.net>; bob@example.com <bob@example.com>")) == BOTH
+    assert sent_to(sent(f"Resent-To: {BOTH[0]}\nResent-Bcc: {BOTH[1]}\nTo: old@example.net")) == BOTH
+    (wrong,) = sent("To: ann@example.net\nCc: Sales Team").json["errors"]
+    assert wrong["detail"] == "Cc contains an invalid address: 'Sales Team'"
     many = [f"somebody-with-a-long-name-{each}@example.net" for each in range(900)]
-    assert sent_to("To: " + ",\n ".join(many)) == many  # more than is kept of a header for people
+    assert sent_to(sent("To: " + ",\n ".join(many))) == many  # more than is kept of a header for people
     named = "?to=%22Bob,%20B%22%20%3Cbob@example.com%3E,ann@example.net"
-    assert sent_to("To: old@example.net", named) == BOTH[::-1]
+    assert sent_to(sent("To: old@example.net", named)) == BOTH[::-1]
 
 
 def test_files_beside_the_message(app: Api, operator: Api, relay: RelayProcess, tmp_path: Path) -> None:
@@ -291,8 +314,7 @@ def test_files_beside_the_message(app: Api, operator: Api, relay: RelayProcess, 
     for name, octets in files.items():
         (tmp_path / name).write_bytes(octets)
     html = '<img src="cid:logo.png">'
-    given: dict[str, Any] = {"from": "a@example.org", "to": "b@example.net"}
-    given["reply_to"] = ["c@example.org", "D <d@example.org>"]
+    given: dict[str, Any] = {**SHORT, "reply_to": ["c@example.org", "D <d@example.org>"]}
     given |= {"text": "x" * 100_000, "html": html, "attachments": [{"filename": "a.txt", "content": "YQ=="}]}
     (tmp_path / "message.json").write_text(json.dumps(given))
 
@@ -304,8 +326,9 @@ def test_files_beside_the_message(app: Api, operator: Api, relay: RelayProcess, 
         return json.loads(done.stdout)
 
     message = "message=@message.json;type=application/json"
-    accepted = upload("attachment=@report.pdf;type=application/pdf", message, "inline=@logo.png")
-    found = body_of(operator, accepted["id"])
+    found = body_of(
+        operator, upload("attachment=@report.pdf;type=application/pdf", message, "inline=@logo.png")
+    )
     assert str(found["Reply-To"]) == "c@example.org, D <d@example.org>"
     parts = {part.get_filename(): part for part in found.walk() if part.get_filename()}
     assert {name: part.get_content() for name, part in parts.items()} == {**files, "a.txt": b"a"}
@@ -322,17 +345,15 @@ def test_files_beside_the_message(app: Api, operator: Api, relay: RelayProcess, 
         ((message, *["attachment=@logo.png"] * (MAX_FILES + 1)), f"more than {MAX_FILES} files"),
     ):
         assert code in upload(*parts_given)["detail"], code
-    head = b'--x\r\nContent-Disposition: form-data; name="message"\r\n\r\n'
-    cut = app("POST", "/v1/messages", head + b"{}", Content_Type="multipart/form-data; boundary=x")
-    assert cut.code == (400, "malformed")
+    head = b'--b\r\nContent-Disposition: form-data; name="message"\r\n\r\n'
+    assert post_form(app, head + b"{}").code == (400, "malformed")
 
 
 def test_withdrawn_and_later(relay: RelayProcess, app: Api) -> None:
     later = {**MESSAGE, "to": "a@example.net", "bcc": [], "send_at": "2026-01-01T00:00:00Z"}
-    assert app("POST", "/v1/messages", later).status == 202  # the past is now
-    held = app("POST", "/v1/messages", {**later, "send_at": 4e9})
-    assert held.code == (422, "invalid")
-    held = app("POST", "/v1/messages", {**later, "send_at": time.time() + 3600})
+    assert post(app, later).status == 202  # the past is now
+    assert post(app, {**later, "send_at": 4e9}).code == (422, "invalid")
+    held = post(app, {**later, "send_at": time.time() + 3600})
     path = held.fields["Location"]
     (waiting,) = app.get(path)["recipients"]
     assert waiting["next_attempt"] > time.time() + 3000
@@ -343,47 +364,35 @@ def test_withdrawn_and_later(relay: RelayProcess, app: Api) -> None:
     assert app("DELETE", path).code == (409, "not_possible")
 
 
+def with_key(given: dict[str, Any], key: str) -> dict[str, Any]:
+    return {**given, "headers": {"Idempotency-Key": key}}
+
+
 def test_the_first_answer_comes_again_however_the_key_was_given(app: Api, relay: RelayProcess) -> None:
     """A message that named its key itself got another Message-ID at each answer."""
     raw = b"From: a@example.org\nTo: b@example.net\n%b\nhi\n"
-    given = {"from": "a@example.org", "to": "b@example.net", "text": "hi"}
-    nodemailer = {"from": "a@example.org", "to": "b@example.net", "text": "hi"}
     form = b'--b\r\nContent-Disposition: form-data; name="message"\r\n\r\n%b\r\n--b--\r\n'
-
-    def batch(key: str) -> Reply:
-        message = {**given, "headers": {"Idempotency-Key": key}}
-        return app("POST", "/v1/messages/batch", {"messages": [message]})
-
-    def post(body: object, path: str = "/v1/messages", **fields: str) -> Reply:
-        return app("POST", path, body, **fields)
-
-    octets, multipart = (
-        {"Content_Type": "message/rfc822"},
-        {"Content_Type": "multipart/form-data; boundary=b"},
-    )
     ways: list[Callable[[str], Reply]] = [
-        lambda key: post({**given, "headers": {"Idempotency-Key": key}}),
-        lambda key: post({**given, "headers": {"idempotency-key": key}}),
-        lambda key: post(raw % f"Idempotency-Key: {key}\n".encode(), **octets),
-        lambda key: post(raw % b"", **octets, Idempotency_Key=key),
-        lambda key: post(
-            form % json.dumps({**given, "headers": {"Idempotency-Key": key}}).encode(), **multipart
-        ),
-        lambda key: post(form % json.dumps(given).encode(), **multipart, Idempotency_Key=key),
-        lambda key: post({**nodemailer, "headers": {"Idempotency-Key": key}}, "/send"),
-        lambda key: post(nodemailer, "/send", Idempotency_Key=key),
-        batch,
+        lambda key: post(app, with_key(HI, key)),
+        lambda key: post(app, {**HI, "headers": {"idempotency-key": key}}),
+        lambda key: post_octets(app, raw % f"Idempotency-Key: {key}\n".encode()),
+        lambda key: post_octets(app, raw % b"", Idempotency_Key=key),
+        lambda key: post_form(app, form % json.dumps(with_key(HI, key)).encode()),
+        lambda key: post_form(app, form % json.dumps(HI).encode(), Idempotency_Key=key),
+        lambda key: post(app, with_key(HI, key), "/send"),
+        lambda key: post(app, HI, "/send", Idempotency_Key=key),
+        lambda key: post(app, {"messages": [with_key(HI, key)]}, "/v1/messages/batch"),
     ]
     for at, way in enumerate(ways):
         first, again = way(f"way-{at}"), way(f"way-{at}")
         assert (first.status // 100, again.status) == (2, first.status), (at, first.body)
         assert first.body == again.body, at
         assert first.fields.get("Location") == again.fields.get("Location")
-    two = [{**given, "headers": {"Message-ID": f"<{left}@example.org>"}} for left in ("one", "other")]
-    first, again, third = (post(each, Idempotency_Key="ids") for each in (*two, given))
+    two = [{**HI, "headers": {"Message-ID": f"<{left}@example.org>"}} for left in ("one", "other")]
+    first, again, third = (post(app, each, Idempotency_Key="ids") for each in (*two, HI))
     assert first.json["message_id"] == "<one@example.org>"
     assert first.body == again.body == third.body
-    wrong = app("POST", "/v1/messages", {**given, "headers": {"Idempotency-Key": "a b"}})
+    wrong = post(app, with_key(HI, "a b"))
     assert (wrong.code, pointers(wrong)) == ((422, "invalid"), ["/headers/Idempotency-Key"])
 
 
@@ -392,11 +401,9 @@ def test_the_first_answer_comes_again_when_the_user_may_send_no_more(relay: Rela
     given: dict[str, object] = {"from": "a@example.org", "text": "hi " * 200}
     two: dict[str, object] = {**given, "to": ["b@example.net", "c@example.org"]}
     ways: list[Callable[[Api, dict[str, object]], Reply]] = [
-        lambda user, body: user("POST", "/v1/messages", body, Idempotency_Key="k"),
-        lambda user, body: user("POST", "/v1/messages", {**body, "headers": {"Idempotency-Key": "k"}}),
-        lambda user, body: user(
-            "POST", "/v1/messages/batch", {"messages": [{**body, "headers": {"Idempotency-Key": "k"}}]}
-        ),
+        lambda user, body: post(user, body, Idempotency_Key="k"),
+        lambda user, body: post(user, with_key(body, "k")),
+        lambda user, body: post(user, {"messages": [with_key(body, "k")]}, "/v1/messages/batch"),
     ]
     cases: list[tuple[dict[str, object], tuple[str, ...], tuple[str, ...]]] = [
         (two, (), ("messages_per_hour=1",)),
@@ -419,12 +426,11 @@ def test_the_first_answer_comes_again_when_the_user_may_send_no_more(relay: Rela
         assert (again.status, again.body) == (first.status, first.body), at
         other = way(user, {**body, "to": ["d@example.org"], "text": "other"})
         assert b'"id"' not in other.body, at
-    assert user("POST", "/v1/messages", {**two, "text": "other"}, Idempotency_Key="k").status >= 400
+    assert post(user, {**two, "text": "other"}, Idempotency_Key="k").status >= 400
 
 
 def test_problems_point_at_the_member_in_words_of_json(app: Api) -> None:
     """Pointers ended with `...`, or one above, and texts named types of Python."""
-    given = {"from": "a@example.org", "to": "b@example.net", "text": "hi"}
     for more, pointer in (
         ({"headers": {"X-A": "a", "X-B": 1, "X-C": "c"}}, "/headers/X-B"),
         ({"headers": {f"X-{at}": "a" if at != 37 else None for at in range(60)}}, "/headers/X-37"),
@@ -444,22 +450,20 @@ def test_problems_point_at_the_member_in_words_of_json(app: Api) -> None:
         ({"require_tls": "yes"}, "/require_tls"),
         ({"text": None}, "/text"),
     ):
-        reply = app("POST", "/v1/messages", {**given, **more})
+        reply = post(app, {**HI, **more})
         assert (reply.code, pointers(reply)) == ((422, "invalid"), [pointer]), (more, reply.body)
         assert not re.search(
             r"`|\b(?:str|int|float|bool|dict|list\[|NoneType|None|True)\b", reply.body.decode()
         )
-        batch = app("POST", "/v1/messages/batch", {"template": given, "messages": [more]})
-        assert batch.json["messages"][0]["problem"]["errors"][0]["pointer"] == pointer
+        assert batch(app, more, template=HI)[0]["problem"]["errors"][0]["pointer"] == pointer
     for twice, pointer in (
         (b'"to": "c@example.net"', "/to"),
         (b'"headers": {"X-A": "a", "X-A": "b"}', "/headers/X-A"),
         (b'"attachments": [{"content": "", "content": "eA=="}]', "/attachments/0/content"),
     ):
-        reply = app("POST", "/v1/messages", json.dumps(given).encode()[:-1] + b", " + twice + b"}")
+        reply = post(app, json.dumps(HI).encode()[:-1] + b", " + twice + b"}")
         assert (reply.code, pointers(reply)) == ((422, "invalid"), [pointer]), reply.body
-    missing = app("POST", "/v1/messages", {"to": "b@example.net"})
-    assert pointers(missing) == ["/from"]
+    assert pointers(post(app, {"to": "b@example.net"})) == ["/from"]
 
 
 def test_half_of_a_surrogate_pair_is_no_json_wherever_it_stands(app: Api) -> None:
@@ -477,10 +481,10 @@ def test_half_of_a_surrogate_pair_is_no_json_wherever_it_stands(app: Api) -> Non
                 f'"attachments": [{{"content": "", "filename": "{half}"}}], "text": "{filler}"',
             ):
                 body = f'{{"from": "a@example.org", "to": "b@example.net", {member}}}'.encode()
-                assert app("POST", "/v1/messages", body).code == (400, "malformed"), (half, member[:60])
+                assert post(app, body).code == (400, "malformed"), (half, member[:60])
     pair = '{"from": "a@example.org", "to": "b@example.net", "text": "%s\\ud83d\\ude00"}'
     for filler in ("", "x" * 80_000):
-        assert app("POST", "/v1/messages", (pair % filler).encode()).status == 202
+        assert post(app, (pair % filler).encode()).status == 202
 
 
 def test_structured_fields_have_no_encoded_words_and_hold_long_urls(app: Api, operator: Api) -> None:
@@ -497,10 +501,7 @@ def test_structured_fields_have_no_encoded_words_and_hold_long_urls(app: Api, op
         ("X-Link", f"https://x.example/{'t' * 2000}"),
         ("X-Note", "=?utf-8?q?x?="),
     ):
-        given = {"from": "a@example.org", "to": "b@example.net", "text": "hi", "headers": {name: value}}
-        reply = app("POST", "/v1/messages", given)
-        assert reply.status == 202, (name, reply.body)
-        octets = operator("GET", f"/v1/queue/messages/{reply.json['id']}/body").body
+        octets = octets_of(operator, accepted_of(post(app, {**HI, "headers": {name: value}})))
         assert max(map(len, octets.split(b"\r\n"))) <= 998
         message = email.message_from_bytes(octets, policy=email.policy.compat32)
         found = "".join(str(message[name]).splitlines())
@@ -509,20 +510,14 @@ def test_structured_fields_have_no_encoded_words_and_hold_long_urls(app: Api, op
         else:
             assert str(email.header.make_header(email.header.decode_header(message[name]))) == value
     longer = f"<https://x.example/{'t' * 3000}>"
-    given = {"from": "a@example.org", "to": "b@example.net", "text": "hi", "headers": {"List-Help": longer}}
-    reply = app("POST", "/v1/messages", given)
-    octets = operator("GET", f"/v1/queue/messages/{reply.json['id']}/body").body
+    octets = octets_of(operator, accepted_of(post(app, {**HI, "headers": {"List-Help": longer}})))
     message = email.message_from_bytes(octets, policy=email.policy.compat32)
     assert "".join(str(message["List-Help"]).split()) == longer  # RFC 2369 2: blanks are ignored
 
 
 def test_values_of_a_template_are_written_as_in_json(app: Api, operator: Api) -> None:
     """`true` was mailed as `True`, `null` as `None`; a name in a section that was left out could be wrong."""
-    template = {
-        "from": "a@example.org",
-        "to": "b@example.net",
-        "text": "[{{v}}|{{{v}}}|{{&v}}|{{#v}}y{{/v}}]",
-    }
+    template = {**SHORT, "text": "[{{v}}|{{{v}}}|{{&v}}|{{#v}}y{{/v}}]"}
     values: list[tuple[Any, str, str]] = [
         (True, "true", "y"),
         (False, "false", ""),
@@ -533,9 +528,9 @@ def test_values_of_a_template_are_written_as_in_json(app: Api, operator: Api) ->
     values += [(1.5, "1.5", "y"), (1e22, "1e22", "y"), (-0.25, "-0.25", "y"), (2**63, str(2**63), "y")]
     values += [("True", "True", "y"), ("", "", "")]
     messages = [{"substitutions": {"v": value, "unused": True}} for value, _, _ in values]
-    reply = app("POST", "/v1/messages/batch", {"template": template, "messages": messages})
-    for (_, text, section), answer in zip(values, reply.json["messages"], strict=True):
-        found = body_of(operator, answer["accepted"]["id"]).get_content().strip()
+    answers = batch(app, *messages, template=template)
+    for (_, text, section), answer in zip(values, answers, strict=True):
+        found = body_of(operator, answer["accepted"]).get_content().strip()
         assert found == f"[{text}|{text}|{text}|{section}]"
     for text in (
         "{{nosuch}}",
@@ -543,8 +538,7 @@ def test_values_of_a_template_are_written_as_in_json(app: Api, operator: Api) ->
         "{{#nosuch}}x{{/nosuch}}",
         "{{^nosuch}}x{{/nosuch}}",
     ):
-        message = {**template, "text": text, "substitutions": {"v": False}}
-        (answer,) = app("POST", "/v1/messages/batch", {"messages": [message]}).json["messages"]
+        (answer,) = batch(app, {**template, "text": text, "substitutions": {"v": False}})
         assert answer["problem"]["errors"] == [
             {"pointer": "/text", "detail": "there is no substitution for nosuch"}
         ]
@@ -563,16 +557,16 @@ def test_a_batch_answers_for_each(app: Api, operator: Api) -> None:
         {"to": "i@example.net", "substitutions": {"name": "I" * 70_000}},
         {"to": "j@example.net", "text": "long" * 20_000, "subject": "x"},
     ]
-    reply = app("POST", "/v1/messages/batch", {"template": template, "messages": people})
+    reply = post(app, {"template": template, "messages": people}, "/v1/messages/batch")
     assert reply.status == 207, reply.body
     answers = reply.json["messages"]
     assert [each["status"] for each in answers] == [202, 422, 422, 422, 422, 202, 422, 422, 202]
     assert answers[2]["problem"]["errors"][0]["pointer"] == "/subject"
-    assert body_of(operator, answers[8]["accepted"]["id"]).get_body(("plain",)) is not None
-    message = body_of(operator, answers[0]["accepted"]["id"])
+    assert body_of(operator, answers[8]["accepted"]).get_body(("plain",)) is not None
+    message = body_of(operator, answers[0]["accepted"])
     assert message["Subject"] == "Hi A & B"
     assert message.get_content().strip() == "<b>A &amp; B</b>"
-    many = app("POST", "/v1/messages/batch", {"messages": [people[0]] * 501})
+    many = post(app, {"messages": [people[0]] * 501}, "/v1/messages/batch")
     assert many.code == (422, "invalid")
 
 
@@ -587,15 +581,15 @@ def test_programs_that_were_written_for_zonemta(app: Api, operator: Api, relay: 
         "date": "ignored",
     }
     fields = {"X_Authenticated_User": "admin", "X_Originating_IP": "192.0.2.1"}
-    sent = app("POST", "/send", document, **fields)
+    sent = post(app, document, "/send", **fields)
     assert sent.status == 200, sent.body
     assert sent.json["to"] == ["recipient1@example.com", "recipient2@example.com"]
-    told = operator.get(f"/v1/queue/messages/{sent.json['id']}")
+    told = told_of(operator, sent.json)
     assert (told["user"], told["client"]) == ("app", LOOPBACK)
     raw = b"From: sender@example.com\nTo: recipient1@example.com\nSubject: Hello!\n\nHello world"
     sent = app("POST", "/send-raw", raw, Content_Type="message/rfc822", **fields)
     assert (sent.status, sent.json["to"]) == (200, ["recipient1@example.com"])
-    assert Api(relay, "")("POST", "/send", document, **fields).code == (401, "unauthorized")
+    assert post(Api(relay, ""), document, "/send", **fields).code == (401, "unauthorized")
 
 
 def test_users_find_their_own_messages(relay: RelayProcess, operator: Api) -> None:
@@ -605,8 +599,8 @@ def test_users_find_their_own_messages(relay: RelayProcess, operator: Api) -> No
     for at in range(12):
         to = [f"r{at}@example.net", "all@example.net"]
         message = {**given, "to": to, "tags": [f"t{at % 3}", "all"], "metadata": {"n": at}}
-        sent.append(ann("POST", "/v1/messages", message).json["id"])
-    other = bob("POST", "/v1/messages", {**given, "to": "all@example.net", "tags": ["all"]}).json["id"]
+        sent.append(post(ann, message).json["id"])
+    other = post(bob, {**given, "to": "all@example.net", "tags": ["all"]}).json["id"]
 
     def found(api: Api, **query: object) -> list[str]:
         """All pages, the newest message first."""
@@ -645,19 +639,17 @@ def test_it_is_as_the_description_says(relay: RelayProcess, app: Api, tmp_path: 
 
 
 def test_a_large_attachment_is_never_whole_in_memory(relay: RelayProcess, app: Api, operator: Api) -> None:
-    assert app("POST", "/v1/messages", MESSAGE).status == 202
+    assert post(app, MESSAGE).status == 202
     octets = bytes(range(256)) * (SIZE // 256)
     content = base64.b64encode(octets).decode().replace("/", "\\/")
     outline = json.dumps({**MESSAGE, "attachments": [{"filename": "large", "content": "@"}]})
     body = outline.replace('"@"', f'"{content}"').encode()
     relay.reset_peak()
     before = relay.memory().rss
-    reply = app("POST", "/v1/messages", body)
-    assert reply.status == 202, reply.body
+    accepted = accepted_of(post(app, body))
     grown = relay.peak_rss() - before
     print(f"grown by {grown / MIB:.1f} MiB")
-    found = operator("GET", f"/v1/queue/messages/{reply.json['id']}/body").body
-    head, _, rest = found.partition(b"filename=large")[2].partition(b"\r\n\r\n")
+    head, _, rest = octets_of(operator, accepted).partition(b"filename=large")[2].partition(b"\r\n\r\n")
     assert b"base64" in head
     assert base64.b64decode(rest.partition(b"\r\n--")[0]) == octets
     assert grown < 40 * MIB
@@ -677,7 +669,7 @@ def test_a_large_attachment_is_never_whole_in_memory(relay: RelayProcess, app: A
 def test_a_small_compressed_body_is_as_large_as_what_is_in_it(app: Api) -> None:
     body = gzip.compress(json.dumps({**MESSAGE, "text": "x" * (MAX_TEXT + 1)}).encode())
     assert len(body) < LONG
-    assert app("POST", "/v1/messages", body, Content_Encoding="gzip").code == (413, "too_large")
+    assert post(app, body, Content_Encoding="gzip").code == (413, "too_large")
 
 
 def test_what_was_answered_with_202_survives_every_kill(tmp_path: Path) -> None:
@@ -689,7 +681,7 @@ def test_what_was_answered_with_202_survives_every_kill(tmp_path: Path) -> None:
 
         def submit() -> None:
             while not stop.is_set():
-                answers.append(app("POST", "/v1/messages", {**MESSAGE, "to": "a@example.net", "bcc": []}))
+                answers.append(post(app, {**MESSAGE, "to": "a@example.net", "bcc": []}))
 
         def enough(count: int) -> None:
             wanted = len(accepted()) + count
@@ -728,7 +720,7 @@ def test_a_message_that_requires_tls_is_not_sent_without(tmp_path: Path, sink: S
     """The sink has no TLS."""
     with with_users(RelayProcess(tmp_path, next_hop=f"{LOOPBACK}:{sink.port}")) as relay:
         app = user_of(relay, "app")
-        kept = app("POST", "/v1/messages", {**MESSAGE, "require_tls": True}).json["id"]
+        kept = post(app, {**MESSAGE, "require_tls": True}).json["id"]
         for _ in range(2):
             relay.wait_for(
                 lambda: all(
@@ -739,10 +731,10 @@ def test_a_message_that_requires_tls_is_not_sent_without(tmp_path: Path, sink: S
             )
             relay.restart()
         assert "requires TLS" in run(relay, "queue", "show", kept).stdout
-        path, octets = "/v1/messages?to=b@example.net&require_tls=true", b"From: a@example.org\r\n\r\nx\r\n"
-        raw = app("POST", path, octets, Content_Type="message/rfc822").json["id"]
+        octets = b"From: a@example.org\r\n\r\nx\r\n"
+        raw = post_octets(app, octets, "?to=b@example.net&require_tls=true").json["id"]
         assert "requires TLS" in run(relay, "queue", "show", raw).stdout
-        sent = app("POST", "/v1/messages", MESSAGE).json["id"]
+        sent = post(app, MESSAGE).json["id"]
         relay.wait_for(lambda: len(relay.events("delivered")) == 3, what="other mail")
         assert {each["id"] for each in relay.events("delivered")} == {sent}
         with smtplib.SMTP(relay.host, relay.smtp_port, timeout=20) as client:
@@ -759,7 +751,7 @@ def test_the_location_of_a_202_is_known_from_then_on(tmp_path: Path, sink: Sink,
         seen = Counter[str]()
         ids = []
         for _ in range(20):
-            reply = app("POST", "/v1/messages", MESSAGE)
+            reply = post(app, MESSAGE)
             ids.append(reply.json["id"])
             states = {"queued"}
             while states != {"delivered"}:
@@ -812,13 +804,13 @@ def test_a_large_request_keeps_others_waiting_for_moments_alone(relay: RelayProc
     many = [f"user{each}@example.net" for each in range(20_000)]
     asked = (
         ("/v1/messages/batch", {"template": template, "messages": messages}),
-        ("/v1/messages", {"from": "a@example.org", "to": many, "text": "x"}),
-        ("/v1/messages", {"from": "a@example.org", "to": ["b@example.net"], "subject": "ü" * 300_000}),
-        ("/v1/messages", {"from": "a@example.org", "to": ["b@example.net"], "text": "ü" * 900_000}),
+        ("/v1/messages", {**SHORT, "to": many, "text": "x"}),
+        ("/v1/messages", {**SHORT, "subject": "ü" * 300_000}),
+        ("/v1/messages", {**SHORT, "text": "ü" * 900_000}),
     )
     for path, body in asked:
         with ThreadPoolExecutor(1) as pool:
-            posted = pool.submit(app, "POST", path, body)
+            posted = pool.submit(post, app, body, path)
             worst = 0.0
             while not posted.done():
                 began = time.monotonic()
@@ -831,27 +823,16 @@ def test_a_large_request_keeps_others_waiting_for_moments_alone(relay: RelayProc
 
 def test_a_text_that_is_none_is_pointed_at(relay: RelayProcess, app: Api) -> None:
     """A NUL went on into the message, and a long text that is not UTF-8 was answered 500."""
-    given = {"from": "a@example.org", "to": "b@example.net"}
     for text in ("a\0b", "\0", "x" * 100_000 + "\0"):
         for name in ("text", "html"):
-            reply = app("POST", "/v1/messages", {**given, name: text})
+            reply = post(app, {**SHORT, name: text})
             assert (reply.code, pointers(reply)) == ((422, "invalid"), [f"/{name}"])
     for octets in (b"\xff", b"\xff" * 100_000, b"\\ud800", b"\\ud800" * 20_000):
         body = b'{"from": "a@example.org", "to": "b@example.net", "text": "' + octets + b'"}'
-        assert app("POST", "/v1/messages", body).status in (400, 422)
+        assert post(app, body).status in (400, 422)
         form = b'--b\r\nContent-Disposition: form-data; name="message"\r\n\r\n' + body + b"\r\n--b--\r\n"
-        assert app("POST", "/v1/messages", form, Content_Type="multipart/form-data; boundary=b").status in (
-            400,
-            422,
-        )
+        assert post_form(app, form).status in (400, 422)
     for file_name in (b"nonsense''x", b"punycode''x", b"idna''x", b"zlib''x"):
-        form = (
-            b"--b\r\nContent-Disposition: form-data; name=attachment; filename*="
-            + file_name
-            + b"\r\n\r\nx\r\n--b--\r\n"
-        )
-        assert app("POST", "/v1/messages", form, Content_Type="multipart/form-data; boundary=b").status in (
-            400,
-            422,
-        )
+        form = b"--b\r\nContent-Disposition: form-data; name=attachment; filename*=%b\r\n\r\nx\r\n--b--\r\n"
+        assert post_form(app, form % file_name).status in (400, 422)
     assert not relay.events("trouble")

@@ -7,7 +7,7 @@ import json
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.fuzz.targets.logins import sasl as sasl_target
@@ -364,6 +364,7 @@ _LINES = st.one_of(
 
 
 @given(mechanism=st.sampled_from(["PLAIN", "LOGIN"]), lines=st.lists(_LINES, max_size=4), asked=st.booleans())
+@example(mechanism="LOGIN", lines=["YQ==", "AGEAYg=="], asked=True)
 def test_any_lines_end_in_a_challenge_or_an_answer(mechanism: str, lines: list[str], asked: bool) -> None:
     initial = "" if asked or not lines else f" {lines.pop(0)}"
     sasl_target("\n".join([mechanism + initial, *lines]).encode())
