@@ -155,11 +155,6 @@ def test_a_sender_keeps_his_source() -> None:
     assert len(found) == 1
 
 
-def test_the_same_way_is_the_same_object_so_that_comparing_costs_nothing() -> None:
-    stage = Stage(A)
-    assert stage.choose() is stage.choose()
-
-
 # IPv6
 
 

@@ -125,7 +125,6 @@ class SourceSelection:
         self._refusals: BoundedDict[tuple[str, str, bool], Penalty] = BoundedDict(MAX_REMEMBERED)
         self._absences: dict[tuple[str, str], _MissingAddress] = {}
         self._sources: dict[str, SourceSettings] = {}
-        self._keys: dict[tuple[str, bool], ConnectionKey] = {}
 
     def configure(self, sources: Iterable[SourceSettings]) -> None:
         """Replace the sources. A source whose addresses have changed loses its penalties."""
@@ -140,7 +139,6 @@ class SourceSelection:
         for absence in [key for key in self._absences if key[0] not in same]:
             del self._absences[absence]
         self._sources = new
-        self._keys.clear()
         for source in new.values():
             for ip in source.address:
                 if not is_address_of_this_machine(ip_address(ip)):
@@ -159,11 +157,7 @@ class SourceSelection:
         source = self._choose(self._usable(zone, unfit), drawn_by, _hosts(route.site))
         if source is None:
             return None
-        ipv4_only = self._avoids_ipv6(source, _hosts(route.site))
-        key = self._keys.get((source.name, ipv4_only))
-        if key is None:
-            key = self._keys[source.name, ipv4_only] = ConnectionKey(source=source, ipv4_only=ipv4_only)
-        return key
+        return ConnectionKey(source=source, ipv4_only=self._avoids_ipv6(source, _hosts(route.site)))
 
     def reachable(self, key: ConnectionKey, ips: Sequence[str]) -> tuple[str, ...]:
         """Return the addresses of a host that the key's source can reach."""

@@ -74,11 +74,6 @@ class DestinationEntry:
         """Whether the entry determines TLS. Then neither the zone nor the domain's policy matters."""
         return self.settings.tls is not None
 
-    @property
-    def changes_nothing(self) -> bool:
-        """Whether the entry only keeps its mail from later entries."""
-        return not self.has_tls and self.limits(ZoneSettings()) is None
-
     def tls(self, *, secure: bool) -> TlsDemand:
         """Return the TLS demand of the entry. `secure` means that DNSSEC validates the hosts' names."""
         mode = self.settings.tls
@@ -158,7 +153,9 @@ def on_terms(
     """Return the route with its terms. `enforced` means that the hosts have passed the domain's MTA-STS
     policy.
     """
-    words = [entry.name] if entry is not None and not entry.changes_nothing else []
+    limits = None if entry is None else entry.limits(zone)
+    # An entry without either only keeps its mail from later entries.
+    words = [entry.name] if entry is not None and (entry.has_tls or limits is not None) else []
     if entry is not None and entry.has_tls:
         demand = entry.tls(secure=route.secure)
     else:
@@ -168,7 +165,6 @@ def on_terms(
     if demand.dane:  # in one line with the mail of an insecure domain, the last look-up would decide for both
         words.append("dane")
     tls = None if demand == TlsDemand(zone.tls) else demand
-    limits = None if entry is None else entry.limits(zone)
     if tls is None and limits is None:
         return route
     return structs.replace(route, tls=tls, limits=limits, terms=" ".join(words))
