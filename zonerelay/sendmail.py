@@ -426,7 +426,7 @@ def _pass_on(connection: socket.socket) -> int:
         with connection, connection.makefile("rb") as replies:
             sent = b""
             while True:
-                lines = _reply_lines(replies)
+                lines = _reply(replies)
                 if sent[:4].upper() == b"EHLO":  # the bytes of TLS would not be lines
                     lines = [line for line in lines if line[4:].upper() != "STARTTLS"]
                     lines[-1] = f"{lines[-1][:3]} {lines[-1][4:]}"
@@ -511,12 +511,13 @@ def submit(
         def ask(command: bytes, what: str, refused: int = UNAVAILABLE) -> str:
             try:
                 connection.sendall(command)
-                code, text = _reply(replies)
+                lines = _reply(replies)
             except OSError as error:
                 reason = error.strerror or error
                 raise SendmailError(TEMPFAIL, f"the connection to the relay was lost: {reason}") from None
-            if code[0] not in "23":
-                status = TEMPFAIL if code[0] == "4" else NOPERM if " 5.7." in text else refused
+            code, text = lines[-1][0], " / ".join(lines)
+            if code not in "23":
+                status = TEMPFAIL if code == "4" else NOPERM if " 5.7." in text else refused
                 raise SendmailError(status, f"the relay rejected {what}: {text}")
             return text.upper()
 
@@ -557,13 +558,8 @@ def _commands(
     ]
 
 
-def _reply(replies: BinaryIO) -> tuple[str, str]:
-    """Return the code and the text of a reply (RFC 5321, section 4.2). Raise OSError if it is not a reply."""
-    lines = _reply_lines(replies)
-    return lines[-1][:3], " / ".join(lines)
-
-
-def _reply_lines(replies: BinaryIO) -> list[str]:
+def _reply(replies: BinaryIO) -> list[str]:
+    """Return the lines of a reply (RFC 5321, section 4.2). Raise OSError if it is not a reply."""
     lines = list[str]()
     while not lines or lines[-1][3:4] == "-":
         line = replies.readline(MAX_LINE).decode("utf-8", "replace").rstrip("\r\n")

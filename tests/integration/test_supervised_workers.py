@@ -23,6 +23,7 @@ from zonerelay.supervisor.sockets import RelaySockets
 from zonerelay.supervisor.workers.launching import Launcher
 from zonerelay.supervisor.workers.restart_policy import WorkerPhase, WorkerTimeouts
 from zonerelay.supervisor.workers.workers import Launch, Workers
+from zonerelay.telemetry.metrics.families import Family
 from zonerelay.telemetry.metrics.instruments import MetricTotals
 
 STAYS = """
@@ -63,16 +64,19 @@ def launch_of(program: str) -> Launch:
     return launch
 
 
-@asynccontextmanager
-async def supervised(program: str = STAYS) -> AsyncIterator[Workers]:
-    timeouts = WorkerTimeouts(start=20.0, silence=20.0, stop=20.0)
-    relay = Workers(
+def workers_of(program: str) -> Workers:
+    return Workers(
         launch=launch_of(program),
-        timeouts=timeouts,
+        timeouts=WorkerTimeouts(start=20.0, silence=20.0, stop=20.0),
         log=EventLog(),
         totals=MetricTotals(),
         now=SystemClock().monotonic,
     )
+
+
+@asynccontextmanager
+async def supervised(program: str = STAYS) -> AsyncIterator[Workers]:
+    relay = workers_of(program)
     running = asyncio.create_task(relay.run())
     try:
         yield relay
@@ -109,6 +113,22 @@ async def test_an_heir_that_has_just_emptied_its_spool_is_a_worker_again_when_on
         await until(lambda: runs(relay, 2))
         await asyncio.sleep(0.1)
         assert runs(relay, 2)
+
+
+async def test_one_that_is_wanted_again_in_the_moment_of_its_end_is_counted() -> None:
+    """Its metrics were ignored, because it had as many starts as its predecessor or fewer."""
+    relay = workers_of(STAYS)
+    relay.employ(2)
+    for drains in (False, True, False):
+        relay.employ(1 if drains else 2, draining=[1] if drains else [])
+        policy = relay.members[1].policy
+        policy.started(0.0)
+        family = Family("zonerelay_x", "counter", "X.", (("zonerelay_x_total", (), 5.0),))
+        relay.totals.take(1, policy.starts, (family,))
+        relay.totals.bury(1, policy.starts)
+        policy.ended(1.0, finished=drains)
+    (total,) = relay.totals.families()
+    assert total.samples[0][2] == 15.0
 
 
 async def test_an_heir_with_an_empty_spool_is_over() -> None:

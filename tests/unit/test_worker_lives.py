@@ -23,8 +23,14 @@ from zonerelay.supervisor.merge.merging import merge_changed, merge_status, merg
 from zonerelay.supervisor.reload import plan
 from zonerelay.supervisor.workers import restart_policy
 from zonerelay.supervisor.workers.child import ending
-from zonerelay.supervisor.workers.restart_policy import FIRST_PAUSE, WELL_AFTER, Action, RestartPolicy
-from zonerelay.supervisor.workers.rolling import HOPELESS, STEADY, rolling_restart
+from zonerelay.supervisor.workers.restart_policy import (
+    FIRST_PAUSE,
+    HOPELESS,
+    STEADY,
+    WELL_AFTER,
+    Action,
+    RestartPolicy,
+)
 from zonerelay.telemetry.metrics import instruments
 from zonerelay.telemetry.metrics.families import Family
 from zonerelay.telemetry.metrics.instruments import MetricTotals, exposition
@@ -152,7 +158,7 @@ class Roll:
         self, lives: dict[int, RestartPolicy], every: dict[int, RestartPolicy] | None = None
     ) -> None:
         self._lives, self._now = every or lives, 0.0
-        self._steps = rolling_restart(lives, lambda: self._lives, lambda: self._now)
+        self._steps = restart_policy.rolling_restart(lives, lambda: self._lives, lambda: self._now)
 
     def step(self, now: float) -> int | None:
         self._now = now

@@ -6,9 +6,9 @@ it, or new processes are needed, or it waits for the next start of the whole rel
 because mail would be left behind).
 
 Changes that running workers can apply go to one worker first, and to the others when that worker accepts them
-and has stayed up for a moment. Changes that need new processes replace the workers one at a time
-(`workers/rolling`). If a worker refuses the configuration, fails to start with it or dies because of it, the
-old one becomes active again. One reload runs at a time. A signal during a reload starts another one after it.
+and has stayed up for a moment. Changes that need new processes replace the workers one at a time. If a worker
+refuses the configuration, fails to start with it or dies because of it, the old one becomes active again. One
+reload runs at a time. A signal during a reload starts another one after it.
 """
 
 import asyncio
@@ -27,8 +27,7 @@ from zonerelay.store.spool_paths import count_of, is_shared, spools_beyond
 from zonerelay.supervisor.merge.relay_state import RelayState
 from zonerelay.supervisor.workers.child import Child
 from zonerelay.supervisor.workers.launching import Launcher
-from zonerelay.supervisor.workers.restart_policy import WorkerPhase
-from zonerelay.supervisor.workers.rolling import STEADY, rolling_restart
+from zonerelay.supervisor.workers.restart_policy import STEADY, WorkerPhase, rolling_restart
 from zonerelay.supervisor.workers.workers import SupervisedWorker, timeouts_of
 from zonerelay.telemetry.events.events import Events
 

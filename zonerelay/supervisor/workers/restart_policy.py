@@ -1,4 +1,5 @@
-"""Decides when a worker's process is started, stopped or killed. Pure.
+"""Decides when a worker's process is started, stopped or killed, and which one is replaced next in a rolling
+restart. Pure.
 
 The supervisor reports what happened to the worker and asks which action is due.
 
@@ -6,9 +7,16 @@ Policy: a worker that dies is restarted, at once if it was healthy for a minute,
 doubles each time. A worker that hangs gets SIGTERM, then SIGKILL if it does not end. A worker that takes too
 long to stop gets SIGKILL. If the supervisor itself was not running for a while (a suspended machine), the
 silence of a worker does not count as a hang.
+
+In a rolling restart, workers are replaced one at a time, and only while another worker accepts connections,
+so that clients hardly wait. The restart does not wait for workers that die at each start. A successor counts
+as up when it has run for `STEADY` seconds, because one that dies with its first client is not a success. If a
+successor does not come up, or dies while others are still being replaced, the remaining workers are not
+replaced and the restart has failed, unless that worker was failing before.
 """
 
 import enum
+from collections.abc import Callable, Generator, Iterable, Mapping
 
 import msgspec
 
@@ -18,6 +26,10 @@ WELL_AFTER = 60.0
 """Seconds of running after which a death no longer counts as a consequence of the previous one."""
 HUNG_GRACE = 5.0
 """Seconds that a hung worker has to obey SIGTERM, because its event loop may recover."""
+STEADY = 1.0
+"""Seconds for which a successor must run before the next worker is replaced."""
+HOPELESS = 3
+"""Consecutive deaths after which a rolling restart does not wait for a worker."""
 
 
 class WorkerPhase(enum.StrEnum):
@@ -61,8 +73,8 @@ class RestartPolicy:
         self._heard = now
         self._ready = now
         self.wanted = True
-        """Whether the worker is to run. One that is stopping is started again if it is wanted; one that has
-        finished is not.
+        """Whether the worker is to run; one that has finished is not. One that is stopping, or over, is
+        started again if it is wanted.
         """
 
     @property
@@ -109,10 +121,9 @@ class RestartPolicy:
         if self.phase in (WorkerPhase.STARTING, WorkerPhase.RUNNING):
             self._enter(WorkerPhase.STOPPING, now)
             return Action.TERMINATE
-        if self.phase is WorkerPhase.DOWN:
+        if self.phase in (WorkerPhase.DOWN, WorkerPhase.OVER):
             self.next_start = now
-            if not self.wanted:
-                self._enter(WorkerPhase.OVER, now)
+            self._enter(WorkerPhase.DOWN if self.wanted else WorkerPhase.OVER, now)
         return None
 
     # Events
@@ -140,7 +151,8 @@ class RestartPolicy:
         """Note that the process has ended. `finished` says that the worker has nothing left to do."""
         asked = self.phase is WorkerPhase.STOPPING
         ran_well = self.phase in (WorkerPhase.RUNNING, WorkerPhase.HUNG) and now - self._ready > WELL_AFTER
-        if finished or not self.wanted:
+        self.wanted = self.wanted and not finished
+        if not self.wanted:
             self._enter(WorkerPhase.OVER, now)
             return
         self.deaths = 0 if asked else (1 if ran_well else self.deaths + 1)
@@ -154,3 +166,53 @@ class RestartPolicy:
 def pause(deaths: int) -> float:
     """Return the seconds before the next start, after this number of consecutive deaths."""
     return 0.0 if deaths == 0 else float(min(FIRST_PAUSE * 2.0 ** min(deaths - 1, 20), LONGEST_PAUSE))
+
+
+def rolling_restart(
+    workers: Iterable[int], policies: Callable[[], Mapping[int, RestartPolicy]], now: Callable[[], float]
+) -> Generator[int | None, None, int | None]:
+    """Yield the index of each worker when it is to be replaced, and None while the restart has to wait.
+    Return the worker that did not come up, or None.
+    """
+    left, replaced = sorted(workers), dict[int, int]()
+
+    def fallen() -> int | None:
+        """Return a worker that was ready and has died since, or None."""
+        there = policies()
+        died = (each for each, deaths in replaced.items() if each in there and there[each].deaths > deaths)
+        return next(died, None)
+
+    while fallen() is None and (left := [each for each in left if each in policies()]):
+        there = policies()
+        worker = next((each for each in left if _can_be_spared(each, there)), None)
+        if worker is None:
+            yield None
+            continue
+        policy = there[worker]
+        starts, had_failed = policy.starts, policy.deaths > 0 and policy.phase is not WorkerPhase.RUNNING
+        yield worker
+        while fallen() is None and policies().get(worker) is policy and not _is_up(policy, starts, now()):
+            if policy.starts > starts and policy.phase is WorkerPhase.DOWN:
+                if not had_failed:
+                    return worker
+                break
+            yield None
+        left.remove(worker)
+        if not had_failed:
+            replaced[worker] = policy.deaths
+    return fallen()
+
+
+def _is_up(policy: RestartPolicy, starts: int, now: float) -> bool:
+    """Return whether the worker has run for a while since it had been started this often."""
+    return policy.starts > starts and policy.phase is WorkerPhase.RUNNING and now - policy.since >= STEADY
+
+
+def _can_be_spared(worker: int, policies: Mapping[int, RestartPolicy]) -> bool:
+    """Return whether another worker accepts the clients, or none will soon, in which case they wait in the
+    socket's queue.
+    """
+    others = [policy for other, policy in policies.items() if other != worker]
+    return any(policy.phase is WorkerPhase.RUNNING for policy in others) or all(
+        policy.deaths >= HOPELESS for policy in others
+    )

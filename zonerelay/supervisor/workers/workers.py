@@ -132,13 +132,12 @@ class Workers:
         for index in stay:
             member = self.members.get(index)
             drains_spool = index >= workers
-            if member is None or member.policy.phase is WorkerPhase.OVER:
-                self.members[index] = SupervisedWorker(
-                    index, RestartPolicy(self.timeouts, self.now()), drains_spool
-                )
+            if member is None:
+                policy = RestartPolicy(self.timeouts, self.now())
+                self.members[index] = SupervisedWorker(index, policy, drains_spool)
                 continue
             member.policy.wanted = True
-            if member.drains_spool != drains_spool:
+            if member.drains_spool != drains_spool or member.policy.phase is WorkerPhase.OVER:
                 member.drains_spool = drains_spool
                 self._do(member, member.policy.restart(self.now()))
         for index, policy in self.policies.items():
