@@ -216,7 +216,9 @@ class StsFiles:
         if not self._writable:
             return
         durable.make_directory(self._directory, mode=0o755)
-        durable.write(self._path(held.domain), msgspec.json.encode(held) + b"\n")
+        members = msgspec.structs.asdict(held)
+        file = {name: members.pop(name) for name in ("domain", "id", "fetched")} | members
+        durable.write(self._path(held.domain), msgspec.json.encode(file) + b"\n")
 
     def remove(self, domain: str) -> None:
         self._unlink(self._path(domain))
