@@ -426,7 +426,7 @@ def hit_by(name: str, fault: str, where: tuple[int, int] | None, prepared: Prepa
     at = 0
     for block in data_blocks(path.read_bytes()):
         if at < end and start < block.end:
-            found += [version.key for version in block.versions]
+            found += [key for batch in block.batches for key, _ in format.operations_of(batch)]
         at = block.end
     return found
 

@@ -14,7 +14,7 @@ from zonerelay.model.envelope import Mailbox, MessageId, Notify
 from zonerelay.model.reply import Attempt, Reply
 from zonerelay.store import records
 from zonerelay.store.leveldb.damage import format
-from zonerelay.store.leveldb.damage.format import KeyVersion, as_batch, has_index, read_log, write_log
+from zonerelay.store.leveldb.damage.format import as_batch, has_index, read_log, write_log
 from zonerelay.store.leveldb.engine import plyvel
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -121,8 +121,13 @@ def tables_of(rows: dict[bytes, bytes], compression: str | None, bloom_filter_bi
             yield path.read_bytes()
 
 
-def versions_of(raw: bytes) -> list[KeyVersion]:
-    return list(chain.from_iterable(block.versions for block in format.data_blocks(raw)))
+Version = tuple[int, bytes, bytes | None]
+"""The number of a write, its key and its value."""
+
+
+def versions_of(raw: bytes) -> list[Version]:
+    batches = chain.from_iterable(block.batches for block in format.data_blocks(raw))
+    return [(format.sequence_of(each)[0], *row) for each in batches for row in format.operations_of(each)]
 
 
 @settings(max_examples=12, deadline=None)
@@ -130,15 +135,15 @@ def versions_of(raw: bytes) -> list[KeyVersion]:
 def test_every_row_is_read_whatever_is_in_it(
     rows: dict[bytes, bytes], compression: str | None, bloom_filter_bits: int
 ) -> None:
-    found: list[KeyVersion] = []
+    found: list[Version] = []
     for raw in tables_of(rows, compression, bloom_filter_bits):
         assert has_index(raw)
         without = raw[:-48] + bytes(48)
         assert not has_index(without)
         assert versions_of(without) == versions_of(raw)
         found += versions_of(raw)
-    assert [(each.key, each.value) for each in found] == sorted(rows.items())
-    assert len({each.sequence for each in found}) == len(rows)
+    assert [(key, value) for _, key, value in found] == sorted(rows.items())
+    assert len({sequence for sequence, _, _ in found}) == len(rows)
 
 
 @settings(max_examples=25, deadline=None)
@@ -159,6 +164,9 @@ def test_damaged_octets_give_fewer_rows_and_never_an_error(
 
 @pytest.mark.parametrize("value", [b"v" * 70_000, b"", None])
 def test_a_version_is_the_same_write_in_a_log(value: bytes | None) -> None:
-    (batch,) = read_log(write_log([as_batch(KeyVersion(b"k" * 300, 77, value))])).records
+    trailer = 77 << 8 | (value is not None)
+    made = as_batch(b"k" * 300 + trailer.to_bytes(8, "little"), value or b"")
+    assert made is not None
+    (batch,) = read_log(write_log([made])).records
     assert batch[:8] == (77).to_bytes(8, "little")
     assert list(format.operations_of(batch)) == [(b"k" * 300, value)]

@@ -519,13 +519,13 @@ class QueueView(QueueReader, Protocol):
         """
 
 
-class QueueOperations(QueueView, Protocol):
-    """The additional operations for operators. Callers withdraw the deliveries from the scheduler first."""
+class Store(QueueStore, QueueView, Protocol):
+    """The complete interface that an engine implements."""
 
     async def update(self, keys: Collection[DeliveryKey], change: ChangeOne) -> dict[DeliveryKey, Delivery]:
-        """Change deliveries in durable writes. `change` returns the new state, or `None` to remove the
-        delivery. A state with another `queue` moves the delivery in one atomic write, so it is always in
-        exactly one queue.
+        """Change deliveries in durable writes, for an operator. The caller withdraws them from the scheduler
+        first. `change` returns the new state, or `None` to remove the delivery. A state with another `queue`
+        moves the delivery in one atomic write, so it is always in exactly one queue.
 
         On a shared store, deliveries that another relay has claimed are left alone. `change` must have no
         side effects: it may be called again, or without effect, if a delivery changes concurrently.
@@ -533,10 +533,6 @@ class QueueOperations(QueueView, Protocol):
         Returns the changed deliveries in their former state. Hold, release, reschedule and remove are
         implemented with this method.
         """
-
-
-class Store(QueueStore, QueueOperations, Protocol):
-    """The complete interface that an engine implements."""
 
     async def keep_keys(self, keys: KeptKeys) -> None:
         """Store the idempotency keys of another store, whose messages may have left."""

@@ -152,16 +152,10 @@ async def all_opened(settings: Settings, workers: Iterable[int]) -> AsyncIterato
 
 
 def _give_back(spool: SpoolSettings) -> None:
-    places = [
-        spool.path,
-        spool.env_directory,
-        spool.meta_directory,
-        spool.scratch_directory,
-        *(spool.path.parent / name for name in home_files.DIRECTORIES),
-    ]
-    give_to_owner(spool, (each for each in places if each is not None))
     home = spool.path.parent
-    give_to_owner(spool, (path for path in home.iterdir() if path.is_file() and not path.is_symlink()))
+    places = [spool.path, *directories_of(spool), *(home / name for name in home_files.DIRECTORIES)]
+    places += (path for path in home.iterdir() if path.is_file() and not path.is_symlink())
+    give_to_owner(spool, places)
 
 
 def give_to_owner(spool: SpoolSettings, places: Iterable[Path]) -> None:

@@ -167,9 +167,9 @@ def _collect(spool: Path, old: Path, tell: check.Tell) -> tuple[list[str], list[
             (old / path.name).write_bytes(raw)
         else:
             blocks = list(file_format.data_blocks(raw))
-            found = itertools.chain.from_iterable(block.versions for block in blocks)
+            found = itertools.chain.from_iterable(block.batches for block in blocks)
             highest += 1
-            (old / f"{highest:06d}.log").write_bytes(file_format.write_log(map(file_format.as_batch, found)))
+            (old / f"{highest:06d}.log").write_bytes(file_format.write_log(found))
             end = blocks[-1].end if blocks else 0
             read = f"records were read from the first {end:,} of {len(raw):,} bytes"
             lost.append(f"{path.name} has no index that can be read: {read}{named_in(raw[end:])}")

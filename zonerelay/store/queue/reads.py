@@ -146,7 +146,7 @@ class QueueReads:
     async def scan(
         self, queue: QueueName | None = None, *, wanted: Wanted = everybody, after: DeliveryKey | None = None
     ) -> AsyncGenerator[Delivery, None]:
-        """Yield deliveries in the order of their keys, as `QueueOperations.scan` does."""
+        """Yield deliveries in the order of their keys, as `QueueView.scan` does."""
         async for delivery in scanned(lambda start, end: self.scan_page(start, end, wanted), queue, after):
             yield delivery
 

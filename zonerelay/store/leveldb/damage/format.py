@@ -349,14 +349,6 @@ _FILTER = b"filter.leveldb.BuiltinBloomFilter2"
 _PUT = 1
 
 
-class KeyVersion(NamedTuple):
-    """One write of a key. A `value` of None is its removal."""
-
-    key: bytes
-    sequence: int
-    value: bytes | None
-
-
 def has_index(raw: bytes) -> bool:
     """Return whether LevelDB can find the blocks of the table."""
     if len(raw) < _FOOTER or raw[-8:] != _MAGIC:
@@ -370,10 +362,10 @@ def has_index(raw: bytes) -> bool:
 
 
 class Block(NamedTuple):
-    """A data block, which ends at the offset `end`."""
+    """A data block, which ends at the offset `end`. Each of its writes is a batch of a log."""
 
     end: int
-    versions: list[KeyVersion]
+    batches: list[bytes]
 
 
 def data_blocks(raw: bytes) -> Iterator[Block]:
@@ -388,7 +380,7 @@ def data_blocks(raw: bytes) -> Iterator[Block]:
             continue  # the filter block
         if not entries or entries[0][0] == _FILTER:
             break  # the index comes next, and has keys too
-        yield Block(at, [version for entry in entries if (version := _version(*entry)) is not None])
+        yield Block(at, [batch for entry in entries if (batch := as_batch(*entry)) is not None])
 
 
 def damaged_blocks(raw: bytes) -> list[tuple[int, int]]:
@@ -405,11 +397,16 @@ def damaged_blocks(raw: bytes) -> list[tuple[int, int]]:
     return found
 
 
-def as_batch(version: KeyVersion) -> bytes:
-    """Encode the version as a batch of a log, with its original number."""
-    key, sequence, value = version
-    head = BATCH.pack(sequence, 1) + bytes([0 if value is None else _PUT]) + _number(len(key)) + key
-    return head if value is None else head + _number(len(value)) + value
+def as_batch(entry: bytes, value: bytes) -> bytes | None:
+    """Encode an entry of a table as a batch of a log, with its original number. Return None if it is
+    invalid.
+    """
+    key, trailer = entry[:-8], int.from_bytes(entry[-8:], "little")
+    sequence, kind = trailer >> 8, trailer & 0xFF
+    if len(entry) < 8 or kind > _PUT:
+        return None
+    head = BATCH.pack(sequence, 1) + bytes([kind]) + _number(len(key)) + key
+    return head + _number(len(value)) + value if kind == _PUT else head
 
 
 def _number(value: int) -> bytes:
@@ -457,13 +454,6 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
             raise FormatError("a key shares more bytes than the previous key has")
         key = key[:shared] + reader.octets(rest)
         yield key, reader.octets(size)
-
-
-def _version(key: bytes, value: bytes) -> KeyVersion | None:
-    if len(key) < 8 or key[-8] > _PUT:
-        return None
-    number = int.from_bytes(key[-8:], "little")
-    return KeyVersion(key[:-8], number >> 8, value if number & 0xFF == _PUT else None)
 
 
 def _decompressed(raw: bytes) -> bytes | None:
