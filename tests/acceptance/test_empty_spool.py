@@ -35,9 +35,7 @@ def test_a_spool_is_empty_when_its_relay_stopped_without_mail(tmp_path: Path, zo
 
 
 @pytest.mark.parametrize("backend", ["redis", "memory"])
-def test_a_queue_that_is_no_directory_of_this_machine_is_not_proved_empty(
-    backend: str, tmp_path: Path, zonerelay: Shell
-) -> None:
+def test_a_queue_elsewhere_is_not_proved_empty(backend: str, tmp_path: Path, zonerelay: Shell) -> None:
     relay = RelayProcess(tmp_path, spool={"backend": backend})
     said = zonerelay(relay, "spool", "is-empty")
     assert said.status == 1

@@ -149,9 +149,7 @@ def test_tls_is_that_of_the_listener(app: Api, papers: Papers, ports: list[int])
         Door(app, ports[1])("GET", "/v1/openapi.json")
 
 
-def test_the_client_is_the_one_that_a_trusted_server_names(
-    app: Api, operator: Api, papers: Papers, ports: list[int]
-) -> None:
+def test_a_trusted_server_names_the_client(app: Api, operator: Api, papers: Papers, ports: list[int]) -> None:
     def client_of(reply: Reply) -> Any:
         assert reply.status == 202, reply.body
         return operator.get(f"/v1/queue/messages/{reply.json['id']}")["client"]

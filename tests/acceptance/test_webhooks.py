@@ -117,9 +117,7 @@ def test_events_can_be_matched_with_what_was_submitted(
         assert all(set(data["metadata"]) == set(metadata) for data in again)
 
 
-def test_what_becomes_of_mail_is_told_signed_and_in_order(
-    tmp_path: Path, sink: Sink, receiver: Receiver, zonerelay: Shell
-) -> None:
+def test_outcomes_are_told_in_order(tmp_path: Path, sink: Sink, receiver: Receiver, zonerelay: Shell) -> None:
     told = webhook(tmp_path, receiver)
     clear = webhook(
         tmp_path,

@@ -277,9 +277,7 @@ async def test_tls_takes_a_renewed_certificate_and_keeps_one_that_a_wrong_one_wo
     await broken.server.close()
 
 
-async def test_each_attempt_at_an_address_in_use_does_not_log_the_certificate(
-    site: Site, tmp_path: Path
-) -> None:
+async def test_attempts_at_an_address_in_use_do_not_log_the_certificate(site: Site, tmp_path: Path) -> None:
     certificate, key = make("relay.example", serial=1).write(tmp_path, "admin")
     second = Site(address=f"127.0.0.1:{site.server.port}", certificate=certificate, key=key)
     for _ in range(3):

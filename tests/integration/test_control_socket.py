@@ -228,9 +228,7 @@ async def test_a_client_that_does_not_read_holds_up_nobody(relay: Relay) -> None
             assert (await relay.ask(Ping()))[-1] == EndFrame()
 
 
-async def test_more_requests_than_the_limit_are_told_to_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_beyond_the_limit_must_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Runner.__init__, "__kwdefaults__", {"most": 1})
     relay = Relay(tmp_path / "control.sock")
     await relay.server.start()

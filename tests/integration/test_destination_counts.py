@@ -28,9 +28,7 @@ async def counts(relay: Relay) -> AsyncIterator[DestinationRows]:
     await counts.close()
 
 
-async def test_what_is_only_in_the_store_is_counted_with_its_age_and_its_last_reply(
-    relay: Relay, counts: DestinationRows
-) -> None:
+async def test_what_is_only_in_the_store_is_counted(relay: Relay, counts: DestinationRows) -> None:
     def later(delivery: Delivery) -> Delivery:
         now = relay.clock.now()
         return delivery.deferred(now + 600, DEFERRED.attempt(now), counts=True)

@@ -277,9 +277,7 @@ async def test_slow_searches_stop_no_log_in_and_those_that_are_too_many_are_refu
     assert done.count("found") == 6
 
 
-async def test_a_search_whose_names_get_no_thread_is_told_to_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_search_without_a_thread_has_to_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_history, "LOOKUPS", ThreadPool("full", 1, most=0))
     settings = Settings(spool=SpoolSettings(path=tmp_path / "spool"))
     with pytest.raises(BusyError, match="try again"):

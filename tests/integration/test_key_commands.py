@@ -341,9 +341,7 @@ def test_without_keys_there_is_nothing_to_check(capsys: pytest.CaptureFixture[st
     assert "no [[dkim]] key" in capsys.readouterr().err
 
 
-def test_a_key_that_cannot_be_read_is_a_mistake_in_the_configuration(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_key_that_cannot_be_read_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "zonerelay.toml").write_text(
         '[[dkim]]\ndomain = "example.com"\nselector = "s1"\nkey_file = "gone.key"\n'
     )

@@ -402,9 +402,7 @@ def shared_spool(backend: Backend, directory: Path, chosen: ZoneSettings) -> lis
 
 
 @pytest.mark.parametrize("backend", [Backend.REDIS, Backend.POSTGRES])
-async def test_machines_that_share_a_spool_share_its_limits(
-    tmp_path: Path, receiver: Timed, backend: Backend
-) -> None:
+async def test_machines_on_one_spool_share_limits(tmp_path: Path, receiver: Timed, backend: Backend) -> None:
     rate = parse_rate("50/1s")
     chosen = zone(receiver, max_rate=rate)
     async with AsyncExitStack() as stack:

@@ -629,9 +629,7 @@ async def test_the_bin_is_bounded_its_oldest_goes_first(desk: Desk, monkeypatch:
     assert await desk.relay.store.queues() == set()
 
 
-async def test_a_bin_that_is_too_large_is_emptied_when_mail_is_moved_into_it(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_bin_that_is_too_large_is_emptied(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a full disk a drop made room after ten minutes only."""
     monkeypatch.setattr(operations, "MAX_BIN_SIZE", 1)
     monkeypatch.setattr(operations, "PAUSE", 0.0)

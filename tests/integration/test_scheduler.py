@@ -129,9 +129,7 @@ async def start_knowing_the_provider(relay: Relay) -> None:
         (ZoneSettings(max_recipients_per_transaction=1), ["a", "b", "c", "d", "e"]),
     ],
 )
-async def test_domains_of_one_provider_share_a_batch_only_where_they_mix(
-    make: Make, zone: ZoneSettings, batches: list[str]
-) -> None:
+async def test_domains_mix_in_a_batch_if_allowed(make: Make, zone: ZoneSettings, batches: list[str]) -> None:
     relay = make(zones=(zone,))
     await start_knowing_the_provider(relay)
     relay.accept(*FIVE)

@@ -182,9 +182,7 @@ async def test_a_slow_reader_is_told_what_it_misses_and_searches_by_pseudonym() 
     assert events.emit == events._log
 
 
-async def test_a_transcript_has_the_lines_without_secrets_and_without_the_message(
-    tmp_path: Path, smarthost: Smarthost
-) -> None:
+async def test_a_transcript_has_lines_without_secrets_or_text(tmp_path: Path, smarthost: Smarthost) -> None:
     def submit(address: tuple[str, int]) -> None:
         with smtplib.SMTP(*address, timeout=20) as client:
             client.login("app", PASSWORD)

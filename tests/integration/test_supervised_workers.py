@@ -200,9 +200,7 @@ def test_who_has_the_spool_is_named_to_the_second(tmp_path: Path) -> None:
     os.close(lock.take(settings))
 
 
-def test_who_waits_for_the_spool_hears_when_there_is_nothing_to_wait_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_for_the_spool_hears_of_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "_ANSWER_TIMEOUT", 0.1)
     settings = Settings(spool=SpoolSettings(path=tmp_path / "spool"))
     held = lock.take(settings)

@@ -169,9 +169,7 @@ def removed_first(file: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("change", [rename, in_place, another_target, removed_first])
-async def test_a_changed_resolv_conf_counts_for_the_next_question(
-    resolv_conf: Path, change: Callable[[Path, str], None]
-) -> None:
+async def test_a_changed_resolv_conf_counts(resolv_conf: Path, change: Callable[[Path, str], None]) -> None:
     async with system_server(81, SILENT) as old, system_server(82) as new:
         resolv_conf.write_text(f"nameserver {own_address(81)}\n")
         asked = Resolver(DnsSettings(timeout=0.3), ManualClock(), hosts=Hosts({}))

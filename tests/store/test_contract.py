@@ -66,9 +66,7 @@ class TestTakingMail:
         "size", [0, 1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 9 * CHUNK_SIZE - 1, 20 * CHUNK_SIZE + 7]
     )
     @pytest.mark.parametrize("piece", [977, CHUNK_SIZE, 3 * CHUNK_SIZE + 1])
-    async def test_body_of_any_size_and_pieces_is_byte_exact(
-        self, store: Store, size: int, piece: int
-    ) -> None:
+    async def test_body_of_any_size_and_pieces_is_exact(self, store: Store, size: int, piece: int) -> None:
         body = bytes(number % 251 for number in range(size))
         envelope = envelope_for(message_id(1), "a@example.net")
         async with store.begin(envelope) as writer:
@@ -373,9 +371,7 @@ class TestSettling:
         await store.settle([Finish(delivery)])
         assert await store.queues() == {queue_of("default")}
 
-    async def test_submitted_message_that_does_not_describe_its_body_changes_nothing(
-        self, store: Store
-    ) -> None:
+    async def test_message_that_does_not_describe_its_body_changes_nothing(self, store: Store) -> None:
         await store_message(store, 1)
         (delivery,) = await claim_all(store)
         message, bounce = builders.own_message(message_id(2), b"y", "from@example.org")

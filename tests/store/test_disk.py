@@ -179,9 +179,7 @@ class TestDirectories:
                 await queue_in(tmp_path, scratch_directory=taken).open()
 
     @pytest.mark.parametrize("away", ["env_directory", "meta_directory"])
-    async def test_directory_that_is_not_mounted_costs_nothing_but_time(
-        self, tmp_path: Path, away: str
-    ) -> None:
+    async def test_directory_that_is_not_mounted_costs_time_only(self, tmp_path: Path, away: str) -> None:
         apart = {name: tmp_path / name for name in ("env_directory", "meta_directory")}
         queue = queue_in(tmp_path, **apart)
         async with queue:

@@ -176,9 +176,7 @@ async def found_in(store: Store) -> set[int]:
 
 @pytest.mark.proof
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
-async def test_two_failures_and_a_crash_lose_neither_the_original_nor_its_bounce(
-    monkeypatch: pytest.MonkeyPatch, done: bool
-) -> None:
+async def test_two_failures_and_a_crash_lose_no_mail(monkeypatch: pytest.MonkeyPatch, done: bool) -> None:
     monkeypatch.setattr(partition, "FIRST_PAUSE", 0.0)
     monkeypatch.setattr(group_commit, "GATHER_LIMIT", 0.0)
     tried = first = 0

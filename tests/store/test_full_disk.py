@@ -127,9 +127,7 @@ async def test_settles_that_failed_together_keep_the_message(real_time_spool: Sp
         pytest.param(3, False, id="the commit fails"),
     ],
 )
-async def test_chunks_of_an_upload_that_failed_with_the_spool_go(
-    real_time_spool: Spool, groups: int, others: bool
-) -> None:
+async def test_chunks_of_an_upload_that_failed_go(real_time_spool: Spool, groups: int, others: bool) -> None:
     """Left until the next start, they would keep the disk full."""
     spool, store = real_time_spool, real_time_spool.store
     await store_message(store, 1, body=body(1, 700_000))

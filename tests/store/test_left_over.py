@@ -97,9 +97,7 @@ async def test_spool_with_mail_that_cannot_be_read_is_kept(
         assert await spool.store.left_over() == told[0]
 
 
-async def test_spool_whose_bin_has_mail_is_kept_and_the_reason_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_spool_whose_bin_has_mail_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An undo of the drop would not find the mail otherwise."""
     monkeypatch.setattr(heir, "LOOK_EVERY", 0.001)
     told: list[str] = []

@@ -235,9 +235,7 @@ class _Kills:
         return call
 
 
-async def test_a_repair_that_is_killed_at_any_step_is_ended_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_next_repair_ends_a_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with Spool(tmp_path / "spool") as spool:
         for number in range(1, 4):
             await store_message(spool.store, number)

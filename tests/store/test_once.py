@@ -276,9 +276,7 @@ async def test_workers_answer_for_each_other(tmp_path: Path, backend: Backend) -
         assert len(await stored(one)) + len(await stored(two)) == 2
 
 
-async def test_no_key_is_taken_until_all_workers_have_said_what_they_hold(
-    workers: Workers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_key_is_taken_before_all_spoke(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     one = await workers.start(0)
     with monkeypatch.context() as impatient:
         impatient.setattr(reservations, "PATIENCE", 0.2)
@@ -345,9 +343,7 @@ async def test_a_sole_worker_takes_the_keys_of_removed_spools_over(workers: Work
 
 
 @pytest.mark.parametrize("how", ["removed", "another", "damaged"])
-async def test_a_register_that_is_lost_while_workers_run_is_made_of_the_spools(
-    workers: Workers, tmp_path: Path, how: str
-) -> None:
+async def test_a_lost_register_is_made_of_the_spools(workers: Workers, tmp_path: Path, how: str) -> None:
     one, two = await workers.start(0), await workers.start(1)
     await until_known(one)
     first = await answer(one, 1)

@@ -34,9 +34,7 @@ async def test_last_message_id_outlives_the_messages(tmp_path: Path) -> None:
         assert sum(path.stat().st_size for path in tmp_path.glob("queue.shelf*")) < 1000
 
 
-async def test_a_crash_is_noticed_and_what_was_there_at_the_start_remains(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_what_was_there_at_a_crash_remains(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     spool = shelved(tmp_path)
     with caplog.at_level(logging.WARNING):
         await spool.open()

@@ -259,9 +259,7 @@ def test_what_stays_is_in_it_and_each_message_is_whole(tmp_path: Path, backend: 
     assert all(octets == body(number) for number, octets in found.items())
 
 
-def test_a_message_that_cannot_be_read_is_named_and_the_others_are_saved(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_message_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = Spool(tmp_path / "one" / "spool", backend=Backend.REDIS)
     config = configuration_of(one)
 

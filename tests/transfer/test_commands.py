@@ -102,9 +102,7 @@ def test_workers_left_are_named(config: Path, tmp_path: Path, capsys: pytest.Cap
             left.kill()
 
 
-def test_an_import_that_is_killed_again_and_again_adds_everything_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_import_adds_everything_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And again, when all of it has been delivered."""
     count = 1500
     config, other = (configured(tmp_path / name) for name in ("home", "other"))

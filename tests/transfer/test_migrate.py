@@ -80,9 +80,7 @@ def test_the_configurations_are_looked_at_first(tmp_path: Path, capsys: pytest.C
     assert not (tmp_path / "b" / "spool").exists()
 
 
-def test_what_cannot_be_read_or_is_there_already_stays_as_it_was(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_read_or_is_there_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, target = configured(tmp_path / "a", "leveldb"), configured(tmp_path / "b", "disk")
     asyncio.run(fill(source, 12))
     before = asyncio.run(contents(source))

@@ -179,9 +179,7 @@ def test_what_an_order_holds_is_released_where_it_has_ended_meanwhile(tmp_path: 
 
 
 @pytest.mark.parametrize("side", ["old", "new"])
-def test_orders_that_cannot_be_taken_over_refuse_the_migration(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], side: str
-) -> None:
+def test_immovable_orders_refuse_it(tmp_path: Path, capsys: pytest.CaptureFixture[str], side: str) -> None:
     source, target = asyncio.run(filled(tmp_path / "old")), configured(tmp_path / "new", "disk")
     before = asyncio.run(contents(source))
     give(tmp_path / side)

@@ -124,9 +124,7 @@ def test_a_disk_that_fills_up_ends_a_migration_which_goes_on(
 
 
 @pytest.mark.parametrize("name", ["captured/captured.db", "history/00.db"])
-def test_a_damaged_database_is_named_and_makes_the_status_1(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_a_damaged_database_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     source, target = source_of(tmp_path / "old"), configured(tmp_path / "new", "leveldb")
     damage(source.parent / name)
     assert spool(source, "backup", str(tmp_path / "backup"), "--json") == 1

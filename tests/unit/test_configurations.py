@@ -193,9 +193,7 @@ def test_a_configuration_is_tried(case: Case, check: Check) -> None:
         compare(case.notes, [note.partition(": ")[::2] for note in notes])
 
 
-def test_root_is_told_that_the_relay_may_not_be_able_to_read_what_root_can(
-    check: Check, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_root_is_told_what_the_relay_may_not_read(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 0)
     tls = '[[listener]]\ntls = "starttls"\ncertificate = "/here/good.pem"\nkey = "/here/good.key"\n'
     (note,) = check(tls)[1]

@@ -372,9 +372,7 @@ def test_log_ins_that_succeed_always_have_their_line(watched: Events, log: Event
     assert len(log.named("logged-in")) == 100
 
 
-def test_many_refusals_have_so_many_lines_together_and_leave_those_of_known_clients_alone(
-    watched: Events, log: EventLog
-) -> None:
+def test_many_refusals_have_so_many_lines_but_those_of_known_clients(watched: Events, log: EventLog) -> None:
     for number in range(logs.MAX_CLIENTS - 1):
         refuse(watched, f"10.0.{number // 250}.{number % 250}", 2)
     refuse(watched, "192.0.2.9", IN_FULL, stranger=False)

@@ -104,9 +104,7 @@ MADE: tuple[requests.Request, ...] = (
 
 
 @pytest.mark.parametrize("request_", MADE, ids=range(len(MADE)))
-def test_a_request_is_written_as_its_command(
-    request_: requests.Request, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_reads_as_its_command(request_: requests.Request, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(arguments._BY_UNIT, "AGO", lambda text: NOW - parse_duration(text))
     words = shlex.split(command_of(request_, now=NOW))
     assert words.pop(0) == "zonerelay"

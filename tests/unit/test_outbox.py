@@ -289,9 +289,7 @@ def connected(clock: Clock) -> OutboxKeeper:
     return keeper
 
 
-async def test_a_change_is_stored_with_its_own_write_and_not_with_an_earlier_one_of_the_row(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_change_is_stored_with_its_own_write(monkeypatch: pytest.MonkeyPatch) -> None:
     keeper, asked, answer = connected(SystemClock()), asyncio.Semaphore(0), asyncio.Semaphore(0)
 
     async def fetch(_: str, *columns: list[object]) -> list[list[object]]:

@@ -526,9 +526,7 @@ async def test_an_error_half_way_puts_the_rest_off() -> None:
 # Other settings
 
 
-async def test_what_waits_is_handed_to_the_new_settings_although_an_old_attempt_never_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_what_waits_gets_new_settings_beside_a_hung_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zonerelay.process.tasks.SLICE", 0.0)
     relay = Relay(zones=[ZoneSettings(max_connections=1)])
     relay.courier.gate = asyncio.Event()

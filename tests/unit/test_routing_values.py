@@ -529,7 +529,5 @@ def damaged(draw: st.DrawFn, packet: bytes) -> bytes:
 
 
 @given(packets())
-def test_what_we_understand_we_understand_as_dnspython_does(
-    made: tuple[bytes, dns_answers.RecordType[object]],
-) -> None:
+def test_we_read_packets_as_dnspython_does(made: tuple[bytes, dns_answers.RecordType[object]]) -> None:
     read_alike(made[0], NAME, made[1])

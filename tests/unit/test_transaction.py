@@ -262,9 +262,7 @@ ALL = Capabilities(size_offered=True, eight_bit_mime=True, smtputf8=True)
         (make_message(b"x", sender='"a@b c"@example.org'), PLAIN, b'MAIL FROM:<"a@b c"@example.org>'),
     ],
 )
-def test_mail_parameters_only_where_offered_and_needed(
-    message: Message, capabilities: Capabilities, expected: bytes
-) -> None:
+def test_mail_parameters_where_needed(message: Message, capabilities: Capabilities, expected: bytes) -> None:
     assert mail_line(message, capabilities) == expected
 
 

@@ -292,9 +292,7 @@ async def cut_off(bed: OutboxBed, running: Running) -> AsyncIterator[None]:
         bed.psql(f"ALTER ROLE {bed.role} LOGIN")
 
 
-async def test_what_is_to_be_sent_after_the_lease_has_lapsed_waits_for_the_lease_and_for_no_retry(
-    bed: OutboxBed, sink: Sink
-) -> None:
+async def test_what_is_sent_after_the_lease_has_lapsed_waits_for_no_retry(bed: OutboxBed, sink: Sink) -> None:
     """It was ours all the time, for nobody has taken it over. What is being sent is broken off, too."""
     async with bed.relay(to_sink(sink.port, max_connections=1)) as running:
         first = await bed.until_slow(running, sink)

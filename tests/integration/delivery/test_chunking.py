@@ -313,9 +313,7 @@ async def test_a_host_that_is_silent_at_bdat_gets_data_for_a_day(bed: Bed, numbe
 
 @pytest.mark.parametrize("offers", ["CHUNKING", "X-NOTHING"])
 @pytest.mark.parametrize("verb", ["MAIL", "RCPT", "BDAT", "DATA", "LAST", "."])
-async def test_first_surplus_reply_ends_the_connection_and_no_outcome_is_another_ones(
-    bed: Bed, verb: str, offers: str
-) -> None:
+async def test_a_surplus_reply_ends_the_connection_and_is_nobodys(bed: Bed, verb: str, offers: str) -> None:
     """The server says 250 once too often, in the second transaction of a connection, and refuses the mail."""
     taken: list[bytes] = []
     sent: list[tuple[str, int]] = []

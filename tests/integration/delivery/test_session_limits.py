@@ -138,9 +138,7 @@ TOLD = [
 
 @pytest.mark.parametrize("manners", [Manners(), Manners(pipelining=False), Manners(chunking=True)])
 @pytest.mark.parametrize(("verb", "told"), TOLD)
-async def test_a_limit_of_a_session_costs_no_attempt_and_is_remembered(
-    bed: Bed, verb: str, told: str, manners: Manners
-) -> None:
+async def test_a_limit_of_a_session_is_remembered(bed: Bed, verb: str, told: str, manners: Manners) -> None:
     if manners.chunking and verb == "DATA":
         verb = "BDAT"
     host = Host(per_session=3, verb=verb, told=told, manners=manners)

@@ -331,9 +331,7 @@ async def test_when_no_source_can_be_bound_mail_waits_and_no_other_address_is_us
     assert sink.connections == 0
 
 
-async def test_ipv6_that_cannot_be_bound_falls_back_to_ipv4_in_the_same_attempt(
-    town: Town, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_ipv6_that_cannot_be_bound_falls_back(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_ways, "is_address_of_this_machine", on_this_machine())
     four = await town.sink()
     here = town.office(source("half", "127.0.0.5", "2001:db8::1"), names=Names(NAMES))

@@ -734,9 +734,7 @@ class Firewall:
 
 @pytest.mark.parametrize("cuts", [True, False])
 @pytest.mark.parametrize("mode", [TlsMode.OPPORTUNISTIC, TlsMode.REQUIRED])
-async def test_a_host_that_takes_a_small_one_gets_mail_encrypted_and_is_remembered(
-    bed: Bed, mode: TlsMode, cuts: bool
-) -> None:
+async def test_a_host_that_takes_a_small_one_is_remembered(bed: Bed, mode: TlsMode, cuts: bool) -> None:
     sink = await bed.sink(showing(RIGHT))
     firewall = Firewall(sink.port, cuts=cuts)
     route = route_to(await bed.peer(firewall.serve), host=HOST, literal=False)

@@ -125,9 +125,7 @@ async def test_a_log_is_replaced_by_snapshots(queue: Queue, monkeypatch: pytest.
     assert queue.files("snapshot").count("end") <= 2
 
 
-async def test_a_writer_that_stood_still_meets_the_beginning_of_an_epoch(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_writer_that_stood_still_meets_a_mark(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when all entries around it have gone into a snapshot: there is no free slot below."""
     monkeypatch.setattr(objects, "LEAST_LOG", 2000)
     old = await queue.open("old")

@@ -258,9 +258,7 @@ async def test_a_server_that_ends_idle_connections_disturbs_nobody(
 # --- the role
 
 
-async def test_without_the_driver_the_command_that_installs_it_is_said(
-    opened: Opening, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_how_the_driver_is_installed_is_said(opened: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "asyncpg", None)
     with pytest.raises(StoreOpenError, match=r"pip install -r locks/postgres\.lock"):
         await opened(access_to(shared_postgres().url))

@@ -239,9 +239,7 @@ async def test_a_server_that_cannot_keep_the_promise_is_refused_unless_told_othe
     await (await opened(server.url, unsafe=(UnsafeStore.MAIL_LOSS,))).write(Write({b"a": b"1"}))
 
 
-async def test_a_promise_that_is_broken_later_stops_writes_until_it_is_kept_again(
-    server: RedisServer, opened: Opening
-) -> None:
+async def test_a_promise_that_is_broken_later_stops_writes(server: RedisServer, opened: Opening) -> None:
     trouble: list[StoreError] = []
     partition = await opened(server.url, lease=1.0, failures=trouble)
     server.configure("appendfsync", "everysec")
@@ -302,9 +300,7 @@ async def test_a_queue_of_the_first_version_is_refused(server: RedisServer, open
     assert server.ask("DBSIZE") == b":1\r\n"
 
 
-async def test_mail_of_another_system_under_the_prefix_is_told(
-    server: RedisServer, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_mail_of_another_system_is_told(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     of = RedisEndpoint(RedisSettings(url=server.url, prefix=PREFIX))
     await tell_foreign_queue(of)
     assert not caplog.records

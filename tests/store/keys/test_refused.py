@@ -120,9 +120,7 @@ async def test_refused_mail_leaves_the_counts_of_other_messages_right(full: Full
         await queue.read_message(message_id(1))
 
 
-async def test_a_message_read_before_a_spool_is_reopened_is_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_message_is_read_anew_once_reopened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch whose sync failed is not there before the reopening, and may be there afterwards."""
     async with Spool(tmp_path / "spool") as spool:
         store = spool.store
