@@ -265,4 +265,4 @@ async def test_errors_of_clients_that_may_relay_have_no_delay() -> None:
         talk.send(b"FOO\r\n" * 100)
         for _ in range(100):
             await talk.reply()
-    assert len(shared.error_delays) == 0
+    assert len(shared.error_delays._clients) == 0

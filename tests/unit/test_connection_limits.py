@@ -121,7 +121,7 @@ def test_the_table_forgets_whoever_erred_longest_ago() -> None:
     errors = ErrorDelays()
     for number in range(clients.MAX_CLIENTS + 10):
         errors.made(str(number), 0.0)
-    assert len(errors) == clients.MAX_CLIENTS
+    assert len(errors._clients) == clients.MAX_CLIENTS
 
 
 MB = 1024 * 1024

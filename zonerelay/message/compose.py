@@ -15,7 +15,6 @@ import hashlib
 import re
 import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from typing import Protocol
 
 import msgspec
@@ -147,8 +146,9 @@ def base64_lines(data: bytes) -> bytes:
     return base64.encodebytes(data).replace(b"\n", b"\r\n")
 
 
-def multipart(subtype: str, boundary: str, parts: Sequence[Iterable[bytes]]) -> Iterator[bytes]:
-    """Yield a multipart body, each part in pieces."""
+def multipart(subtype: str, digest: str, parts: Sequence[Iterable[bytes]]) -> Iterator[bytes]:
+    """Yield a multipart body, each part in pieces. `digest` is a hash of the parts."""
+    boundary = f"=_{subtype.partition(';')[0]}_{digest}"
     opening = f"--{boundary}\r\n".encode()
     yield f'Content-Type: multipart/{subtype};\r\n boundary="{boundary}"\r\n\r\n'.encode()
     for at, part in enumerate(parts):
@@ -252,7 +252,7 @@ def compose(draft: Draft) -> bytes:
 def compose_pieces(draft: Draft) -> Iterator[bytes]:
     """Yield the message. Files come in pieces, so that large ones need little memory. Raise Base64Error."""
     yield _header(draft).encode() + b"MIME-Version: 1.0\r\n"
-    yield from _MultipartBody(draft).whole()
+    yield from _body(draft)
 
 
 def _header(draft: Draft) -> str:
@@ -271,49 +271,29 @@ def _addresses(name: str, addresses: Sequence[Address]) -> str:
     return "\r\n ".join(lines).removesuffix(",") + "\r\n"
 
 
-class _MultipartBody:
-    """A multipart body that is being composed. A boundary is a hash of what it separates, so that no text can
-    contain its own.
-    """
-
-    def __init__(self, draft: Draft) -> None:
-        self._draft = draft
-        self._count = 0
-
-    @cached_property
-    def _digest(self) -> str:
-        draft = self._draft
-        digest = hashlib.blake2b(draft.message_id.encode(), digest_size=15)
-        for text in (draft.text, draft.html):
-            digest.update(b"\0" if text is None else text.encode())
-        for file in draft.files:
-            for piece in file.content.pieces():
-                digest.update(piece)
-        return digest.hexdigest()
-
-    def whole(self) -> Iterable[bytes]:
-        draft = self._draft
-        shown = [file for file in draft.files if file.content_id and draft.html is not None]
-        attached = [file for file in draft.files if file not in shown]
-        content = self._content(shown)
-        if not attached:
-            return content
-        return self._multipart("mixed", [content, *map(_attachment, attached)])
-
-    def _content(self, shown: Sequence[AttachedFile]) -> Iterable[bytes]:
-        draft = self._draft
-        if draft.html is None:
-            return [text_part(draft.text or "", "plain")]
+def _body(draft: Draft) -> Iterable[bytes]:
+    shown = [file for file in draft.files if file.content_id and draft.html is not None]
+    attached = [file for file in draft.files if file not in shown]
+    is_single = not draft.files and (draft.text is None or draft.html is None)
+    digest = "" if is_single else _digest(draft)
+    content: Iterable[bytes] = [text_part(draft.text or "", "plain")]
+    if draft.html is not None:
         html: Iterable[bytes] = [text_part(draft.html, "html")]
         if shown:
-            html = self._multipart("related", [html, *map(_attachment, shown)])
-        if draft.text is None:
-            return html
-        return self._multipart("alternative", [[text_part(draft.text, "plain")], html])
+            html = multipart("related", digest, [html, *map(_attachment, shown)])
+        content = html if draft.text is None else multipart("alternative", digest, [content, html])
+    return multipart("mixed", digest, [content, *map(_attachment, attached)]) if attached else content
 
-    def _multipart(self, subtype: str, parts: Sequence[Iterable[bytes]]) -> Iterable[bytes]:
-        self._count += 1
-        return multipart(subtype, f"=_{self._count}_{self._digest}", parts)
+
+def _digest(draft: Draft) -> str:
+    """Return a hash of what boundaries separate, so that no text can contain its own."""
+    digest = hashlib.blake2b(draft.message_id.encode(), digest_size=15)
+    for text in (draft.text, draft.html):
+        digest.update(b"\0" if text is None else text.encode())
+    for file in draft.files:
+        for piece in file.content.pieces():
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def _attachment(file: AttachedFile) -> Iterator[bytes]:

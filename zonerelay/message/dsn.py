@@ -196,9 +196,8 @@ def compose(notice: Notice) -> bytes:
         _returned(notice),
     )
     encoding = "" if all(part.isascii() for part in parts) else "Content-Transfer-Encoding: 8bit\r\n"
-    # Of the content, so that no part can contain it.
-    boundary = f"=_{hashlib.blake2b(b''.join(parts), digest_size=15).hexdigest()}"
-    body = multipart("report; report-type=delivery-status", boundary, [[part] for part in parts])
+    digest = hashlib.blake2b(b"".join(parts), digest_size=15).hexdigest()
+    body = multipart("report; report-type=delivery-status", digest, [[part] for part in parts])
     return b"".join((_header(notice), encoding.encode(), *body))
 
 

@@ -282,11 +282,8 @@ class _Submitting(SubmittingClient):
                 whole = b"".join(pieces)
                 intake.begin_chunk(len(whole), last=True)
                 intake.feed(whole)
-            accepted = None
-            if self._storing is not None:
-                accepted = await self._storing
-            elif intake.refusal is None:
-                accepted = await intake.store()
+            storing = self._storing or (intake.store() if intake.refusal is None else None)
+            accepted = None if storing is None else await storing
             if accepted is not None and intake.first_answer:
                 first = msgspec.json.decode(intake.first_answer, type=FirstAnswer)
                 return Acceptance(accepted, first.refused, first.message_id)

@@ -204,9 +204,6 @@ class ErrorDelays:
         # Errors, and their time.
         self._clients: BoundedDict[Key, tuple[float, float]] = BoundedDict(MAX_CLIENTS)
 
-    def __len__(self) -> int:
-        return len(self._clients)
-
     def made(self, client: Key, now: float) -> float:
         """Count an error, and return the delay of its reply in seconds."""
         count, at = self._clients.get(client, (0.0, now))
@@ -250,9 +247,6 @@ class FailedAttempts:
         """Apply new limits, also to failures that were already counted."""
         self._max_failures = min(max_failures, MAX_COUNTED)
         self._window = window
-
-    def __len__(self) -> int:
-        return len(self._keys)
 
     def locked(self, key: Hashable, now: float) -> bool:
         return self.count(key, now) >= self._max_failures

@@ -26,6 +26,7 @@ _TABLE = (
     "CREATE TABLE IF NOT EXISTS usage (name TEXT PRIMARY KEY, stamp INTEGER, page BLOB, until REAL)"
     " WITHOUT ROWID"
 )
+_READ = "SELECT page, stamp FROM usage WHERE name = ?"
 _REPLACE = (
     "INSERT INTO usage VALUES (?1, ?2 + 1, ?3, ?4) ON CONFLICT (name) DO UPDATE SET"
     " stamp = ?2 + 1, page = ?3, until = ?4 WHERE stamp = ?2"
@@ -46,11 +47,7 @@ class UsageFile:
 
     async def read(self, zone: str) -> VersionedRecord:
         def read() -> VersionedRecord:
-            found = (
-                self._database.opened()
-                .execute("SELECT page, stamp FROM usage WHERE name = ?", (zone,))
-                .fetchone()
-            )
+            found = self._database.opened().execute(_READ, (zone,)).fetchone()
             data, version = found or (None, 0)
             return VersionedRecord(data, version, self._clock.now())
 

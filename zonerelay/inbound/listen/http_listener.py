@@ -124,12 +124,7 @@ class HttpConnection(asyncio.Protocol, asyncio.Transport):
 
     # `SessionMemory` calls the following methods.
 
-    @property
-    def must_stay(self) -> bool:
-        """Whether the connection must not be ended to free memory. Most memory is used by a session, which is
-        ended instead.
-        """
-        return True
+    must_stay = True  # most memory is used by a session, which is ended instead
 
     def shed(self) -> None:
         self.abort()

@@ -95,7 +95,6 @@ class _Dialog:
         self.session = Session(_loop())
         self.envelope = Envelope()
         self.recipients: object = None  # those of the transaction that the envelope represents
-        self.is_stale = False  # the relay may have refused some of the envelope
         self.auth_data: Any = None  # Any: an operator's object
         self.busy = False
 
@@ -113,14 +112,12 @@ class _Dialog:
     def fill(self, recipients: Mapping[str, Recipient], mail: MailCommand) -> Envelope:
         """Return the envelope of this transaction, updated from the relay's state."""
         if recipients is not self.recipients:
-            self.envelope, self.recipients, self.is_stale = Envelope(), recipients, True
+            self.envelope, self.recipients = Envelope(), recipients
             self.envelope.mail_options = _options(mail.size, mail.body, mail.smtputf8)
         envelope = self.envelope
         envelope.mail_from = mail.sender or NULL
         envelope.smtp_utf8 = mail.smtputf8
-        if self.is_stale:
-            envelope.rcpt_tos = [each.address for each in recipients.values()]
-            self.is_stale = False
+        envelope.rcpt_tos = [each.address for each in recipients.values()]  # the relay may have refused some
         return envelope
 
 
@@ -215,7 +212,6 @@ class HandlerPolicy(api.Policy):
         elif status is MISSING and isinstance(event, api.Rcpt):
             envelope.rcpt_tos.append(event.recipient)
         changes = _changes(event, before, envelope)
-        dialog.is_stale = dialog.is_stale or changes.of_envelope
         if isinstance(event, api.Vrfy) and reply is not None:
             return api.Changes(vrfy_reply=reply)
         return api.Changes(lines=lines) if lines else changes
@@ -266,10 +262,8 @@ def _dialog_of(client: api.ClientInfo) -> _Dialog:
 def _before(dialog: _Dialog, event: Event) -> Envelope:
     """Return the envelope for the hook."""
     if isinstance(event, api.Rcpt) and event.mail is not None:
-        dialog.is_stale = dialog.is_stale or len(dialog.envelope.rcpt_tos) != len(event.recipients)
         return dialog.fill(event.recipients, event.mail)
     if isinstance(event, api.WholeMessage):
-        dialog.is_stale = True
         envelope = dialog.fill(event.recipients, event.mail)
         envelope.content = envelope.original_content = event.content
         dialog.recipients = None  # the transaction ends with this hook

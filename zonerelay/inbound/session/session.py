@@ -480,7 +480,7 @@ class Session(asyncio.Protocol):
         """Reply to a chunk that is not the last one."""
         self.deadlines.chunk_complete(self.loop.time())
         if intake.refusal is None:
-            self.transport.write(replies.chunk_taken(self.conversation.chunk[0]).wire)
+            self.transport.write(replies.chunk_taken(self.conversation.chunk[0]))
         else:
             self._finish_refused(intake)
 

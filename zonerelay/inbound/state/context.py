@@ -277,9 +277,6 @@ class ListenerContext(SharedContext):
         The transaction does not include it yet.
         """
         mail, known = transaction.mail, transaction.recipients
-        unknown = changes.removed - {each.address for each in known.values()} - {given_address}
-        if unknown:
-            return self._unusable(step, f"it removed {min(unknown)}, which has another address here (SRS)")
         wanted = {key: each for key, each in known.items() if each.address not in changes.removed}
         try:
             sender = mail.sender

@@ -119,8 +119,8 @@ def queued(message_id: MessageId) -> bytes:
     return f"250 2.0.0 OK queued as {message_id}\r\n".encode()
 
 
-def chunk_taken(size: int) -> ServerReply:
-    return ServerReply(_CHUNK, f"250 2.0.0 {size} octets received\r\n".encode())
+def chunk_taken(size: int) -> bytes:
+    return f"250 2.0.0 {size} octets received\r\n".encode()
 
 
 def too_big(limit: int) -> ServerReply:
@@ -147,7 +147,6 @@ def relaying_denied(client: str, *, may_log_in: bool) -> ServerReply:
     return in_detail(RELAYING_DENIED, f"Relaying denied for {client}: {lacks}") if client else RELAYING_DENIED
 
 
-_CHUNK = Reply(250, "0.0", "octets received")
 _NOTHING = Reply(250, "0.0", "")
 
 # These are not sent: the real reply follows later.

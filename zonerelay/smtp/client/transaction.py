@@ -581,15 +581,14 @@ class ChunkedTransaction(ClientTransaction):
         return self._reset()
 
     def _on_last_chunk(self, reply: Reply) -> bytes:
-        if reply.code < 300:
-            self.delivered = self.bdat_taken = True
-            self._settle(self._accepted, reply, Verdict.DELIVERED, Scope.RECIPIENT)
+        answer = self._on_final_dot(reply)
+        if self.delivered:
+            self.bdat_taken = True
         else:
             self.closing = True
             self.bdat_failure = BdatFailure.REFUSED
-            self._refused(TransactionPhase.FINAL_DOT if self._probe else TransactionPhase.LAST_CHUNK, reply)
-            self._refuse(self._accepted, reply, Scope.MESSAGE)
-        return self._finish()
+            self.refused_at = TransactionPhase.FINAL_DOT if self._probe else TransactionPhase.LAST_CHUNK
+        return answer
 
     def _on_reset(self, reply: Reply) -> bytes:
         if reply.is_permanent and self._octet_unread:
