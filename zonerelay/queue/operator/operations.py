@@ -360,11 +360,8 @@ class Operations:
                     return
 
     async def count(self, wanted: QueueFilter, progress: VerbProgress | None = None) -> int:
-        total = 0
         async with aclosing(self.matching(wanted, progress)) as batches:
-            async for batch in batches:
-                total += len(batch)
-        return total
+            return sum([len(batch) async for batch in batches])
 
     async def show(self, message_id: MessageId) -> MessageView:
         """Return a message with its open deliveries. Raise MessageNotFoundError."""

@@ -60,11 +60,14 @@ class OrdersFile:
 
     def __init__(self, home: Path) -> None:
         self.path = home / DIRECTORY / "orders.json"
+        self.state: FileState = ()
+        """The state of the file when it was last read or written."""
 
     def read(self, missing: Sequence[Order] = ()) -> list[Order]:
         """Return the orders, including those that have ended, or `missing` if there is no file. Raise
         OrdersError.
         """
+        self.state = file_state(self.path)
         try:
             return msgspec.json.decode(self.path.read_bytes(), type=list[Order])
         except FileNotFoundError:
@@ -90,6 +93,7 @@ class OrdersFile:
             kept = [order for order in changed if order.ended is None or order in over[-MAX_ORDERS:]]
             if rewrite or kept != orders:
                 durable.write(self.path, msgspec.json.encode(kept))
+                self.state = file_state(self.path)
             return kept
 
     def merge(self, others: Sequence[Order], now: float) -> bool:
@@ -155,7 +159,6 @@ class Orders:
         self._lock = asyncio.Lock()
         self._tasks = Tasks(partial(self.events.error, "queue.orders"))
         self._alarm = Alarm(self.clock.now, lambda: self._tasks.start(self._expire()))
-        self._stamp: FileState = ()
         self._all: list[Order] = []
         self._unreadable = self._unwritten = ""
         self.table = OrderTable()
@@ -166,7 +169,7 @@ class Orders:
 
     def read(self) -> None:
         """Read the file, blocking. Raise OrdersError."""
-        self._put_in_force(self._read())
+        self._put_in_force(self._file.read(self._all))
 
     def start(self) -> None:
         """Start watching the file. Call it when mail can be released."""
@@ -326,7 +329,10 @@ class Orders:
     async def _edit(self, change: _Change, *, release: bool = True) -> None:
         async with self._lock:
             try:
-                orders = await FILES.run(self._change, change)
+                # It is known only afterwards whether a file can be written that could not.
+                rewrite = bool(self._unwritten)
+                put = partial(self._file.change, change, self.clock.now(), self._all, rewrite=rewrite)
+                orders = await FILES.run(put)
             except OSError as error:
                 self._unwritten = f"the suspensions cannot be written: {self._file.path}: {error.strerror}"
                 raise OrdersError(self._unwritten) from error
@@ -403,11 +409,11 @@ class Orders:
         """Apply changes of the file by other processes. Raise OrdersError when it becomes unusable."""
         if self._unwritten:
             await self._edit(lambda orders: orders)
-        elif self._unreadable or file_state(self._file.path) != self._stamp:
+        elif self._unreadable or file_state(self._file.path) != self._file.state:
             async with self._lock:
                 known = self._unreadable
                 try:
-                    self._take(await FILES.run(self._read))
+                    self._take(await FILES.run(self._file.read, self._all))
                     self._unreadable = ""
                 except OrdersError as error:
                     self._unreadable = str(error)
@@ -424,15 +430,3 @@ class Orders:
             reason=reason or order.reason,
             until=order.until,
         )
-
-    # Access to the file, in other threads
-
-    def _read(self) -> list[Order]:
-        self._stamp = file_state(self._file.path)
-        return self._file.read(self._all)
-
-    def _change(self, change: _Change) -> list[Order]:
-        rewrite = bool(self._unwritten)  # it is known only afterwards whether the file can be written
-        orders = self._file.change(change, self.clock.now(), self._all, rewrite=rewrite)
-        self._stamp = file_state(self._file.path)
-        return orders

@@ -47,9 +47,12 @@ from zonerelay.routing.zones.zones import DEFAULT_ZONE
 from zonerelay.telemetry.events.events import Events
 
 Backoff = Callable[[Envelope, int], float | None]
-"""`backoff(envelope, attempts)` returns the seconds until the next attempt, or None for no
+"""`backoff(envelope, attempts)`, of an operator, returns the seconds until the next attempt, or None for no
 further attempt.
 """
+
+Delays = Callable[[int], float | None]
+"""The same of a built-in policy, which goes by the attempts alone."""
 
 EXPONENTIAL_ATTEMPTS = 6
 QUADRATIC_ATTEMPTS = 10
@@ -104,7 +107,7 @@ class ZoneRetryPolicy(msgspec.Struct, frozen=True):
 
     settings: RetrySettings
     bounce_max_age: float
-    backoff: IsolatedBackoff | Backoff
+    backoff: IsolatedBackoff | Delays
 
     def lifetime(self, envelope: Envelope) -> float:
         """Return the age in seconds at which a message expires."""
@@ -124,7 +127,7 @@ class ZoneRetryPolicy(msgspec.Struct, frozen=True):
     async def delay(self, envelope: Envelope, attempts: int, random: _random.Random) -> float | None:
         if isinstance(self.backoff, IsolatedBackoff):
             return await self.backoff.delay(envelope, attempts)
-        delay = self.backoff(envelope, attempts)
+        delay = self.backoff(attempts)
         spread = self.settings.jitter
         if delay is None or not spread:
             return delay
@@ -151,7 +154,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
         """
         if is_row(delivery.message_id):
             is_over = delivery.attempts >= self.row_attempts
-            return None if is_over else now + quadratic(envelope, max(1, delivery.attempts))
+            return None if is_over else now + quadratic(max(1, delivery.attempts))
         horizon = self.of(delivery.zone)
         last = delivery.created + horizon.lifetime(envelope)
         if last - now < _TOO_CLOSE or horizon.is_used_up(delivery.attempts):
@@ -170,7 +173,7 @@ def build(
     row_attempts: int = QUADRATIC_ATTEMPTS,
 ) -> RetryPolicy:
     """Return the configured policies. Raise ValueError with a message if `backoff` cannot be loaded."""
-    backoff: IsolatedBackoff | Backoff
+    backoff: IsolatedBackoff | Delays
     if settings.backoff:
         backoff = IsolatedBackoff(load_backoff(settings.backoff), events)
     else:
@@ -181,7 +184,7 @@ def build(
 
 
 def _of_zone(
-    zone: ZoneSettings, general: RetrySettings, bounce: BounceSettings, backoff: IsolatedBackoff | Backoff
+    zone: ZoneSettings, general: RetrySettings, bounce: BounceSettings, backoff: IsolatedBackoff | Delays
 ) -> ZoneRetryPolicy | None:
     """Return the policy of a zone, or None if the zone has no retry settings of its own."""
     if not (zone.schedule or zone.max_age or zone.max_attempts):
@@ -198,25 +201,18 @@ def _of_zone(
     return ZoneRetryPolicy(settings, bounce_max_age, backoff)
 
 
-def scheduled(delays: tuple[float, ...]) -> Backoff:
+def scheduled(delays: tuple[float, ...]) -> Delays:
     """Return a back-off with the n-th delay after the n-th attempt. The last delay repeats."""
-
-    def backoff(envelope: Envelope, attempts: int) -> float:
-        del envelope
-        return delays[min(attempts, len(delays)) - 1]
-
-    return backoff
+    return lambda attempts: delays[min(attempts, len(delays)) - 1]
 
 
-def exponential(envelope: Envelope, attempts: int) -> float | None:
+def exponential(attempts: int) -> float | None:
     """Return 12·5ⁿ seconds while n ≤ 5, as in the example of python-slimta's documentation."""
-    del envelope
     return 12.0 * 5.0**attempts if attempts < EXPONENTIAL_ATTEMPTS else None
 
 
-def quadratic(envelope: Envelope, attempts: int) -> float:
+def quadratic(attempts: int) -> float:
     """Return n² minutes in seconds. The caller limits the number of attempts."""
-    del envelope
     return 60.0 * attempts * attempts
 
 
