@@ -7,6 +7,7 @@ import pytest
 from msgspec import structs
 
 from tests.support.queueing import DEFERRED, NO_HOST, Relay
+from zonerelay.config.settings import ZoneSettings
 from zonerelay.control import destinations as module
 from zonerelay.control.destinations import DestinationRows
 from zonerelay.model.clock import ManualClock
@@ -102,6 +103,24 @@ async def test_mail_of_an_unreachable_host_is_deferred(relay: Relay, counts: Des
     (row,), _ = await counts.rows()
     assert (row.ready, row.deferred) == (0, 2)
     assert counts.unreachable["default"] == 1, "of the other, its zone knows"
+
+
+async def test_two_answers_at_a_time_count_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SLICE", 1)
+    relay = Relay(zones=(ZoneSettings(),), clock=ManualClock())
+    counts = DestinationRows(relay.store, relay.scheduler, relay.clock)
+    relay.courier.script = lambda batch: [NO_HOST] * len(batch.deliveries)
+    await relay.scheduler.start()
+    names = ("one", "two", "three")
+    for name in names:
+        relay.accept(f"a@{name}.example")
+    await relay.until(lambda: len(relay.sink.named("suspended")) == len(names))
+    for name in names:
+        relay.accept(f"b@{name}.example", tell=False)
+    await asyncio.gather(counts.rows(), counts.rows())
+    assert counts.unreachable["default"] == len(names)
+    await counts.close()
+    await relay.close()
 
 
 async def test_of_many_the_worst_are_chosen_before_rows_are(relay: Relay, counts: DestinationRows) -> None:

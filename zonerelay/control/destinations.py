@@ -201,7 +201,9 @@ class DestinationRows:
             hosts = (key or "").partition(" ")[2]
             kept = self._orders is not None and self._orders.keeping(zone, domain, hosts) is not None
             waiting.setdefault(where, WaitingDomain()).add(mail, kept=kept)
-        self.suspended, self.held_by_order, self.unreachable = Counter(), Counter(), Counter()
+        # Others may ask meanwhile, and read what the last one has counted.
+        unreachable = Counter[str]()
+        self.suspended, self.held_by_order = Counter(), Counter()
         for (zone, _), mail in waiting.items():
             self.suspended[zone] += mail.suspended
             self.held_by_order[zone] += mail.held_by_order
@@ -209,9 +211,10 @@ class DestinationRows:
             rate = self._scheduler.zone(zone).settings.max_rate
             mail = waiting.pop((zone, each.key), WaitingDomain())
             if each.suspended_until is not None:
-                self.unreachable[zone] += mail.counts.ready - mail.due
+                unreachable[zone] += mail.counts.ready - mail.due
             row = _row((zone, each.key), each.route.name, mail, now, each)
             yield _DestinationData(row, mail, each, 0.0 if rate is None else rate.interval)
+        self.unreachable = unreachable
         for where, mail in waiting.items():
             yield _DestinationData(_row(where, names[where], mail, now), mail)
 
