@@ -324,13 +324,10 @@ class Capture:
         with self._lock:
             try:
                 yield self._database.opened()
-            except sqlite3.Error as error:
+            except (sqlite3.Error, OSError) as error:
                 full = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
-                raise (CaptureFullError if full else CaptureError)(
-                    f"{self.file}: {in_words(error)}"
-                ) from error
-            except OSError as error:
-                raise CaptureError(f"{self.file}: {in_words(error)}") from error
+                text = f"{self.file}: {in_words(error)}"
+                raise (CaptureFullError if full else CaptureError)(text) from error
 
 
 @contextlib.contextmanager

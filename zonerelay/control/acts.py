@@ -164,9 +164,9 @@ def queue_filter(wanted: requests.Filter, message_ids: Sequence[str] = ()) -> Qu
     """Return the filter of the queue. With `message_ids`, only deliveries of these messages match."""
     found = msgspec.convert(wanted, QueueFilter, from_attributes=True)
     own = [] if wanted.message_id is None else [wanted.message_id]
-    if not message_ids:
-        return structs.replace(found, message_ids=frozenset(map(MessageId, own))) if own else found
-    meant = set(message_ids).intersection(own) if own else message_ids
+    if not own and not message_ids:
+        return found
+    meant = set(message_ids or own).intersection(own or message_ids)
     return structs.replace(found, message_ids=frozenset(map(MessageId, meant)))
 
 

@@ -157,15 +157,8 @@ class _TailFilter:
         domain = request.domain.removeprefix("*").removeprefix("@")
         self._any = form(request.address)
         self._recipient, self._domain = form(request.recipient), form(domain and f"@{domain}")
-        self._of_message = tuple(
-            (names, wanted)
-            for names, wanted in (
-                (("sender",), form(request.sender)),
-                (("user",), form(request.user)),
-                (("client",), form(request.client)),
-            )
-            if wanted is not None
-        )
+        forms = {name: form(getattr(request, name)) for name in ("sender", "user", "client")}
+        self._of_message = {name: wanted for name, wanted in forms.items() if wanted is not None}
         self._request = request
         self._messages: BoundedDict[str, None] = BoundedDict(MAX_MESSAGES)
 
@@ -202,8 +195,8 @@ class _TailFilter:
         message_id = text("id") or text("about")
         about = ("sender", "recipient", "to", "mailbox", "message-id", "user", "client", "id", "about")
         found = (self._any is None or has(self._any, *about)) and all(
-            has(form, *names, *(_mailbox(text, "MAIL", "DATA", "BDAT") if names == ("sender",) else ()))
-            for names, form in self._of_message
+            has(form, name, *(_mailbox(text, "MAIL", "DATA", "BDAT") if name == "sender" else ()))
+            for name, form in self._of_message.items()
         )
         if found and event == "accepted":
             self._messages[message_id] = None

@@ -11,7 +11,7 @@ The cost is limited before anything is filled in: `MAX_TAGS` names in all templa
 
 import html
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -53,8 +53,14 @@ def substituted(fields: Mapping[str, Any], body: JsonBody) -> dict[str, Any]:
     if body.refers(msgspec.json.encode(values)):
         raise wrong("/substitutions", f"a value exceeds {LONG} bytes")
     longest = max((len(as_text(each)) for each in values.values()), default=0)
+    places: list[tuple[str, dict[str, Any], str]] = [(f"/{name}", found, name) for name in _TEXTS]
+    if isinstance(found.get("headers"), dict):
+        headers = found["headers"] = dict(found["headers"])
+        places += [(pointer_to("headers", name), headers, name) for name in headers]
+    templates = [place for place in places if isinstance(place[1].get(place[2]), str)]
     tags = size = 0
-    for pointer, text in _templates(found):
+    for pointer, within, name in templates:
+        text = within[name]
         if body.long(text):
             raise wrong(pointer, f"a template exceeds {LONG} bytes")
         tags += text.count("{{")
@@ -63,15 +69,12 @@ def substituted(fields: Mapping[str, Any], body: JsonBody) -> dict[str, Any]:
             limit = f"the templates of a message exceed {MAX_TAGS} names or {MAX_OUTPUT} characters of output"
             raise wrong(pointer, f"unsupported delimiters, or {limit}")
 
-    def filled(text: object, pointer: str, *, escapes: bool = False) -> object:
-        if not isinstance(text, str) or "{{" not in text:
-            return text
+    def filled(text: str, pointer: str) -> str:
         for name in _TAG.findall(text):
             if name not in values and name != ".":
                 raise wrong(pointer, f"there is no substitution for {name}")
-        renderer = _TemplateRenderer(
-            escape=html.escape if escapes else str, missing_tags="strict", partials={}
-        )
+        escape = html.escape if pointer == "/html" else str
+        renderer = _TemplateRenderer(escape=escape, missing_tags="strict", partials={})
         try:
             return renderer.render(text, values)
         except KeyNotFoundError as error:
@@ -79,19 +82,7 @@ def substituted(fields: Mapping[str, Any], body: JsonBody) -> dict[str, Any]:
         except (ParsingError, TemplateNotFoundError, RecursionError) as error:
             raise wrong(pointer, f"the template cannot be rendered: {error}") from None
 
-    for name in _TEXTS:
-        if name in found:
-            found[name] = filled(found[name], f"/{name}", escapes=name == "html")
-    headers = found.get("headers")
-    if isinstance(headers, dict):
-        found["headers"] = {name: filled(text, pointer_to("headers", name)) for name, text in headers.items()}
+    for pointer, within, name in templates:
+        if "{{" in within[name]:
+            within[name] = filled(within[name], pointer)
     return found
-
-
-def _templates(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield each text that is a template, with a JSON pointer to it."""
-    headers = fields.get("headers")
-    named = [(f"/{name}", fields.get(name)) for name in _TEXTS]
-    if isinstance(headers, dict):
-        named += [(pointer_to("headers", name), text) for name, text in headers.items()]
-    return ((pointer, text) for pointer, text in named if isinstance(text, str))
