@@ -138,6 +138,8 @@ def _leak(real: Any, self: Any) -> None:
 
 
 async def _write_anyhow(real: Any, self: Any, name: str, data: bytes, **other: Any) -> Any:
+    if name.startswith("probe/"):  # the check at the start would refuse the bucket
+        return await real(self, name, data, **other)
     await self.store(other.get("values", ()))
     await self.replace(name, data)
     return True
@@ -252,7 +254,7 @@ MUTANTS: dict[str, tuple[int, str, Any]] = {
     # Several machines: mail of a dead node is taken over.
     "no-take-over": (12, "store.nodes:NodeStore._adopt", _return_later),
     # Several machines: a lease counts suspended time.
-    "lease-by-monotonic": (103, "store.keys.partition:Partition.check", _check_monotonic),
+    "lease-by-monotonic": (93, "store.keys.partition:Partition.check", _check_monotonic),
     # Several machines: a relay that stops gives its lease back.
     "lease-kept-at-stop": (42, "store.objects.engine:ObjectKeys.leave", _return_later),
     # Several machines: it comes back by itself.
