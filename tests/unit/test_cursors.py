@@ -441,9 +441,9 @@ def test_log_is_awaited_where_the_server_can(version: tuple[int, ...], syncs_log
 
 @pytest.mark.parametrize(
     ("least", "reply", "enough"),
-    [((1, 0), [1, 0], True), ((1, 0), [0, 2], False), ((2,), 2, True), ((2,), 1, False), ((1,), None, False)],
+    [(1, [1, 0], True), (1, [0, 2], False), (2, 2, True), (2, 1, False), (1, None, False)],
 )
-def test_confirmation_counts(least: tuple[int, ...], reply: Reply, enough: bool) -> None:
+def test_confirmation_counts(least: int, reply: Reply, enough: bool) -> None:
     assert Confirmation(("WAIT",), least, "").is_enough(reply) is enough
 
 

@@ -101,6 +101,23 @@ async def test_a_server_that_stands_still_is_cut_off_and_asked(server: RedisServ
     assert partition.seen.epoch > 1
 
 
+async def test_a_server_that_goes_on_standing_still_is_reported(server: RedisServer, opened: Opening) -> None:
+    """The kernel accepts its connections. A new one waited for the server's first reply for ever."""
+    failures: list[StoreError] = []
+    partition = await opened(server.url, failures=failures, patience=0.5, timeout=0.5)
+    await partition.write(Write({b"a": b"1"}))
+    server.signal(signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(10.0):
+            with pytest.raises(StoreError, match="unknown whether"):
+                await partition.write(Write({b"a": b"2"}))
+            with pytest.raises(StoreError, match=r"unreachable: no answer within 0\.5 s"):
+                await open_wire(RedisEndpoint(RedisSettings(url=server.url, timeout=0.5)))
+    finally:
+        server.signal(signal.SIGCONT)
+    assert len(failures) == 1
+
+
 async def test_a_log_that_was_cut_is_an_older_state(server: RedisServer, opened: Opening) -> None:
     partition = await opened(server.url, patience=0.1)
     for number in range(100):
@@ -360,7 +377,7 @@ async def test_a_replica_that_has_lost_its_primary_is_given_up() -> None:
 
 async def test_a_reply_of_an_unknown_form_leaves_nobody_waiting(server: RedisServer) -> None:
     wire = await open_wire(RedisEndpoint(RedisSettings(url=server.url)))
-    wire.confirm = (Confirmation(("DBSIZE",), (0, 0), "not confirmed"),)
+    wire.confirm = (Confirmation(("KEYS", "*"), 0, "not confirmed"),)
     for _ in range(2):
         with pytest.raises(StoreError):
             await asyncio.wait_for(wire.call("GET", "a"), 5.0)

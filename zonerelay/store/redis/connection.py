@@ -56,20 +56,17 @@ TURNS = 3
 
 
 class Confirmation(msgspec.Struct, frozen=True):
-    """A command such as WAIT, and the smallest acceptable reply, number by number. `failure` describes a
-    lower reply.
+    """A command such as WAIT, and the smallest acceptable number in its reply. `failure` describes a lower
+    one.
     """
 
     command: Command
-    least: tuple[int, ...]
+    least: int
     failure: str
 
     def is_enough(self, reply: Reply) -> bool:
-        numbers = reply if isinstance(reply, list) else [reply]
-        return all(
-            isinstance(number, int) and number >= least
-            for number, least in zip(numbers, self.least, strict=True)
-        )
+        number = reply[0] if isinstance(reply, list) else reply  # WAITAOF also counts replicas
+        return isinstance(number, int) and number >= self.least
 
 
 class RedisEndpoint(msgspec.Struct, frozen=True):
@@ -233,13 +230,16 @@ async def _hang_up(connection: driver.AbstractConnection, writer: asyncio.Stream
 
 @contextlib.asynccontextmanager
 async def _connected(server: RedisEndpoint) -> AsyncIterator[driver.AbstractConnection]:
-    """Yield a new connection, which is closed if the block fails. Raises StoreError."""
-    connection = await server.connection()
+    """Yield a new connection, which is closed if the block fails. `timeout` limits both. Raises StoreError."""
+    connection, seconds = await server.connection(), server.settings.timeout
     try:
-        await connection.connect()  # type: ignore[no-untyped-call]  # redis-py's annotations have holes
-        yield connection
+        async with asyncio.timeout(seconds):  # redis-py limits the connection, but not the first replies
+            await connection.connect()  # type: ignore[no-untyped-call]  # redis-py's annotations have holes
+            yield connection
     except BaseException as error:
         await _hang_up(connection, connection._writer)
+        if isinstance(error, TimeoutError):
+            raise _lost(f"no answer within {seconds:g} s") from error
         if not isinstance(error, RedisError | OSError):
             raise
         if isinstance(error.__cause__ or error, AuthenticationError):

@@ -521,10 +521,10 @@ def confirmations(facts: ServerFacts, settings: RedisSettings) -> tuple[Confirma
     asked = []
     if facts.can_wait_for_log:
         failure = f"the server has not synced its append-only file within {seconds:g} s"
-        asked.append(Confirmation(("WAITAOF", 1, 0, int(seconds * 1000)), (1, 0), failure))
+        asked.append(Confirmation(("WAITAOF", 1, 0, int(seconds * 1000)), 1, failure))
     if replicas := settings.replicas:
         failure = f"[redis] replicas: fewer than {replicas} have confirmed a write within {seconds:g} s"
-        asked.append(Confirmation(("WAIT", replicas, int(seconds * 1000)), (replicas,), failure))
+        asked.append(Confirmation(("WAIT", replicas, int(seconds * 1000)), replicas, failure))
     return tuple(asked)
 
 
@@ -536,7 +536,11 @@ async def server_facts(wire: SharedConnection) -> ServerFacts:
         found = as_list(await wire.call("CONFIG GET", *_WANTED))
         texts = [each.decode() for each in found if isinstance(each, bytes)]
         settings = dict(zip(texts[::2], texts[1::2], strict=True))
-        flaws = _flaws(settings)
+        flaws = tuple(
+            f"{name} is {settings.get(name, 'unknown')} but must be {wanted}: {reason}"
+            for name, (wanted, reason) in _WANTED.items()
+            if settings.get(name) != wanted
+        )
     except StoreError as error:
         flaws = (f"its settings cannot be read with CONFIG GET ({error}); allow that command",)
     if info.get("aof_last_write_status", "ok") != "ok":
@@ -545,14 +549,6 @@ async def server_facts(wire: SharedConnection) -> ServerFacts:
     # the loss of these writes in the configuration.
     syncs_log = info.get("aof_enabled") == "1" and settings.get("appendfsync", "always") == "always"
     return ServerFacts(info, flaws, syncs_log)
-
-
-def _flaws(settings: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(
-        f"{name} is {settings.get(name, 'unknown')} but must be {wanted}: {reason}"
-        for name, (wanted, reason) in _WANTED.items()
-        if settings.get(name) != wanted
-    )
 
 
 def _lines(reply: Reply) -> dict[str, str]:
