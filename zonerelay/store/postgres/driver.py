@@ -103,31 +103,25 @@ class DatabaseAccess(msgspec.Struct, frozen=True):
         return f"Access({self.url!r}, schema={self.schema!r})"
 
     def settings(self) -> dict[str, str]:
-        """Return the settings of a session that has its own transactions and locks.
+        """Return the settings of a session that is not pooled.
 
         A reload of the server does not change options that the session has set itself (`synchronous_commit`,
         see `_SETTINGS`). A relay that stops within a transaction keeps locks on rows that others must take
-        over, so the server ends its session.
+        over, so the server ends its session. It also ends it if the machine has died, and not two hours
+        later, TCP's default, nor before. The statistics of a queue are always outdated, and a plan must never
+        scan the whole table.
         """
-        return _SESSION | {
-            "search_path": f'"{self.schema}"',
+        return {
             **({} if self.accepts_loss else {"synchronous_commit": "at least on"}),
             "idle_in_transaction_session_timeout": f"{min(self.lease, MOST_PATIENCE):.0f}s",
+            "idle_session_timeout": "0",
+            "enable_seqscan": "off",
+            "jit": "off",
+            "tcp_keepalives_idle": "10",
+            "tcp_keepalives_interval": "5",
+            "tcp_keepalives_count": "3",
         }
 
-
-_SESSION = {
-    "idle_session_timeout": "0",
-    "enable_seqscan": "off",
-    "jit": "off",
-    "tcp_keepalives_idle": "10",
-    "tcp_keepalives_interval": "5",
-    "tcp_keepalives_count": "3",
-}
-"""The settings of every session that is not pooled. The server ends it if the machine has died, and not two
-hours later, TCP's default, nor before. The statistics of a queue are always outdated, and a plan must never
-scan the whole table.
-"""
 
 _SETTINGS = """
 SELECT pg_backend_pid(), set_config(
@@ -156,7 +150,7 @@ class DatabaseConnection:
     @classmethod
     async def open(cls, access: DatabaseAccess) -> DatabaseConnection:
         """Connect. If the caller is cancelled, no incomplete connection remains. Raises StoreError."""
-        return await _kept(cls._set_up(access, COMMAND_TIMEOUT, access.settings()))
+        return await _kept(cls._set_up(access, COMMAND_TIMEOUT))
 
     @classmethod
     async def plain(cls, access: DatabaseAccess, *, timeout: float = COMMAND_TIMEOUT) -> DatabaseConnection:
@@ -178,12 +172,11 @@ class DatabaseConnection:
         if link.is_pooled:
             return link
         await link.close()
-        return await cls._set_up(access, timeout, _SESSION)
+        return await cls._set_up(access, timeout)
 
     @classmethod
-    async def _set_up(
-        cls, access: DatabaseAccess, timeout: float, settings: dict[str, str]
-    ) -> DatabaseConnection:
+    async def _set_up(cls, access: DatabaseAccess, timeout: float) -> DatabaseConnection:
+        settings = access.settings()
         link = await cls._connect(access, timeout, prepared=100)
         # Not while connecting, because a pooler refuses unknown settings there, or silently drops them.
         with link.cut_on_error():

@@ -4,7 +4,7 @@
     partition    a row for each node: epoch, writer, position of the last batch, end of the lease (null: left)
     entry        node, key, value
     reservation  the keys stored by `reserve`
-    limit_book   limits that relays share, a row for each zone, created by `PostgresRecordStore`
+    limit_book   limits that relays share, a row for each zone
     message, delivery   views of `entry` for people
 
 A batch is one statement, and so one transaction. It updates the row of its partition on the condition that
@@ -63,6 +63,11 @@ CREATE TABLE IF NOT EXISTS {s}.reservation (
     until timestamptz NOT NULL
 );
 CREATE INDEX IF NOT EXISTS reservation_until ON {s}.reservation (until);
+CREATE TABLE IF NOT EXISTS {s}.limit_book (
+    zone text COLLATE "C" PRIMARY KEY,
+    version bigint NOT NULL,
+    book bytea NOT NULL
+);
 CREATE OR REPLACE VIEW {s}.message AS
 SELECT node, split_part(convert_from(key, 'UTF8'), ' ', 2) AS id,
     convert_from(value, 'UTF8')::json AS metadata
@@ -116,7 +121,6 @@ SELECT key, {value} FROM (
 _IS_OVER = "{p}expires IS NULL OR {p}expires NOT BETWEEN clock_timestamp() AND clock_timestamp() + {longest}"
 
 _STATEMENTS = {
-    "schema": "CREATE SCHEMA IF NOT EXISTS {s}",
     "mark": "SELECT mark FROM {s}.mark",
     "set mark": "INSERT INTO {s}.mark (mark) VALUES ($1) ON CONFLICT DO NOTHING",
     "look": """
@@ -149,9 +153,6 @@ _STATEMENTS = {
     "reserved": "SELECT value FROM {s}.reservation WHERE key = $1",
     "unreserve": "DELETE FROM {s}.reservation WHERE key = $1 AND value = $2",
     "write": "{fence} SELECT 1 FROM fence",
-    "limit table": """
-        CREATE TABLE {s}.limit_book (
-            zone text COLLATE "C" PRIMARY KEY, version bigint NOT NULL, book bytea NOT NULL)""",
     "limits": """
         SELECT (SELECT book FROM {s}.limit_book WHERE zone = $1),
                (SELECT version FROM {s}.limit_book WHERE zone = $1),
@@ -302,8 +303,7 @@ class PostgresKeys(ServerKeys[DatabaseConnection]):
     async def enter(self, writer: str, *, mark: str) -> port.PartitionState:
         sql = self._sql
         async with (await self._writer.get()).transaction() as fetch:
-            if not await _has_table(fetch, self._access.schema, "entry"):
-                await _make_tables(fetch, self._access)
+            await _make_tables(fetch, self._access, "entry")
             await _check_rights(fetch, self._access.schema)
             await fetch(sql["set mark"], mark)
             ((mark,),) = await fetch(sql["mark"])
@@ -345,14 +345,17 @@ async def _has_table(fetch: Fetch, schema: str, name: str) -> bool:
     return bool(rows[0][0])
 
 
-async def _make_tables(fetch: Fetch, access: DatabaseAccess) -> None:
+async def _make_tables(fetch: Fetch, access: DatabaseAccess, wanted: str) -> None:
+    """Create all tables if the wanted one is missing."""
+    if await _has_table(fetch, access.schema, wanted):
+        return
     schema = f'"{access.schema}"'
     if await _has_table(fetch, access.schema, "schema_version"):
         raise port.first_release(f"schema {access.schema} of the database", "another [postgres] schema")
     # The lock lasts for the transaction. Two relays that start together must not both create the schema.
     await fetch("SELECT pg_advisory_xact_lock(hashtext($1))", f"zonerelay keys {access.schema}")
     if not await fetch("SELECT 1 FROM pg_namespace WHERE nspname = $1", access.schema):
-        await fetch(statements(access)["schema"])
+        await fetch(f"CREATE SCHEMA IF NOT EXISTS {schema}")
     for statement in _TABLES.format(s=schema).split(";"):
         await fetch(statement)
 
@@ -406,9 +409,8 @@ class PostgresRecordStore:
     async def _connect(self) -> DatabaseConnection:
         link = await DatabaseConnection.plain(self._access, timeout=LIMITS_PATIENCE)
         with link.cut_on_error():
-            if not await _has_table(link.fetch, self._access.schema, "limit_book"):
-                await link.fetch(self._sql["schema"])
-                await link.fetch(self._sql["limit table"])
+            async with link.transaction() as fetch:
+                await _make_tables(fetch, self._access, "limit_book")
         return link
 
     async def read(self, zone: str) -> VersionedRecord:
