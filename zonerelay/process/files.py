@@ -6,12 +6,15 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from zonerelay import durable
+from zonerelay.process.threads import Closable
 
 if TYPE_CHECKING:
     import sqlite3
+
+C = TypeVar("C", bound=Closable)
 
 # What tells a file that has changed from one that has not, for files that are read again then.
 #
@@ -68,12 +71,12 @@ def is_damage(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-def closed_on_failure(database: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """Yield a connection that is being set up, and close it if that fails."""
+def closed_on_failure(opened: C) -> Iterator[C]:
+    """Yield what is being set up, and close it if that fails."""
     try:
-        yield database
+        yield opened
     except BaseException:
-        database.close()
+        opened.close()
         raise
 
 

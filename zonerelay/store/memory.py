@@ -20,6 +20,7 @@ from sortedcontainers import SortedDict
 
 from zonerelay import durable
 from zonerelay.model.clock import Clock
+from zonerelay.process.files import closed_on_failure
 from zonerelay.process.threads import STORE
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import StoreError, StoreOpenError
@@ -205,20 +206,16 @@ class SavedQueueFile:
     def __init__(self, path: Path) -> None:
         """Open the file. Raises StoreOpenError, in which case nothing was changed."""
         self._path = path
-        self._lock = -1
         try:
-            durable.make_directory(self._path.parent)
-            lock = self._path.with_name(f"{self._path.name}.lock")
-            self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            lock_configured(self._lock, self._path, "shelve")
-            self.rows = self._load()
-            self._save(_IN_USE)
+            durable.make_directory(path.parent)
+            lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = os.fdopen(lock, "rb")
+            with closed_on_failure(self._lock):
+                lock_configured(lock, path, "shelve")
+                self.rows = self._load()
+                self._save(_IN_USE)
         except OSError as error:
-            self._release()
-            raise StoreOpenError(f"[spool] shelve {self._path} cannot be used: {error}") from error
-        except StoreOpenError:
-            self._release()
-            raise
+            raise StoreOpenError(f"[spool] shelve {path} cannot be used: {error}") from error
 
     def close(self) -> None:
         """Save the rows. If that fails, they are lost, which is logged."""
@@ -230,7 +227,7 @@ class SavedQueueFile:
                 self._path,
                 error,
             )
-        self._release()
+        self._lock.close()
 
     def _load(self) -> dict[bytes, bytes]:
         if any(self._path.with_name(self._path.name + end).exists() for end in (".db", ".dat", ".pag")):
@@ -259,11 +256,6 @@ class SavedQueueFile:
     def _save(self, head: bytes) -> None:
         data = msgspec.msgpack.encode(dict(self.rows))
         durable.write(self._path, (head, data, _sum(data)))
-
-    def _release(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
 
 
 def _sum(data: bytes) -> bytes:

@@ -90,7 +90,7 @@ async def open_disk(spool: SpoolSettings, around: StoreContext) -> PartitionStor
     async def foreign() -> str:
         found: list[str] = []
         for _ in range(LOOKS):
-            if not (found := await STORE.run(opened.foreign)):
+            if not (found := await STORE.run(foreign_in, *disk_directories(spool))):
                 return ""
             await asyncio.sleep(LOOK_PAUSE)
         return f"{len(found)} files, {', '.join(found[:3])}"
@@ -141,7 +141,8 @@ class Directories:
         changed.
         """
         env, meta, scratch = disk_directories(spool)
-        self._opened: list[_QueueDirectory] = []
+        self._locks = contextlib.ExitStack()
+        self.close = self._locks.close
         try:
             self.meta = self._open("meta_directory", meta)
             self.env = self.meta if _same(env, meta) else self._open("env_directory", env)
@@ -150,7 +151,7 @@ class Directories:
                     f"[spool] scratch_directory {scratch} must be a separate directory, because its files "
                     "are removed"
                 )
-            self.scratch = self._open("scratch_directory", scratch)
+            self._open("scratch_directory", scratch)
             self._compare()
             self._look_for_log()
         except BaseException:
@@ -161,9 +162,9 @@ class Directories:
         directories.make_configured(path, option)
         try:
             lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            self._opened.append(_QueueDirectory(option, path, lock, b""))
+            self._locks.callback(os.close, lock)
             directories.lock_configured(lock, path, option)
-            directory = self._opened[-1]._replace(mark=os.pread(lock, 200, 0))
+            directory = _QueueDirectory(option, path, lock, os.pread(lock, 200, 0))
         except OSError as error:
             raise StoreOpenError(
                 f"[spool] {option} {path} cannot be used: {error.strerror}; give it to the user that "
@@ -204,15 +205,6 @@ class Directories:
                     f"{log} contains no log, but {lost} bodies are in {self.env.path}. Nothing was "
                     "changed. Restore the log, or move the bodies away to start with an empty queue"
                 )
-
-    def foreign(self) -> list[str]:
-        return foreign_in(self.env.path, self.meta.path, self.scratch.path)
-
-    def close(self) -> None:
-        """Release the locks."""
-        for each in self._opened:
-            os.close(each.lock)
-        self._opened = []
 
 
 def foreign_in(env: Path, meta: Path, scratch: Path) -> list[str]:
@@ -337,16 +329,10 @@ class DirectoryPlace:
 
     async def read_values(self, name: str, spans: Sequence[ValueLocation]) -> list[bytes] | None:
         def read() -> list[bytes] | None:
-            with translated():
-                try:
-                    file = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
-                except FileNotFoundError:
-                    return None
-                try:
-                    values = [os.pread(file, each.size, each.first) for each in spans]
-                finally:
-                    os.close(file)
-            return checked_values(values, spans, name)
+            with translated(), contextlib.suppress(FileNotFoundError), self._path(name).open("rb") as file:
+                values = [os.pread(file.fileno(), each.size, each.first) for each in spans]
+                return checked_values(values, spans, name)
+            return None
 
         return await self._run(read)
 
@@ -401,14 +387,12 @@ def _write(path: Path, pieces: Sequence[bytes]) -> None:
         if not path.parent.exists():
             durable.make_directory(path.parent)
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, durable.PRIVATE)
-        try:
+        with os.fdopen(file, "wb", buffering=0):
             left = sum(map(len, pieces)) - os.writev(file, pieces)
             rest = memoryview(b"".join(pieces) if left else b"")[-left:]
             while rest:  # a short write, as on an almost full disk
                 rest = rest[os.write(file, rest) :]
             os.fsync(file)
-        finally:
-            os.close(file)
 
 
 def _drop(draft: Path) -> None:
