@@ -27,6 +27,7 @@ from uuid import uuid4
 import msgspec
 from msgspec import structs
 
+from zonerelay.model.bounded import BoundedDict
 from zonerelay.model.delivery import Delivery, DeliveryKey, QueueName
 from zonerelay.model.envelope import MAX_WORKERS, Envelope, Message, MessageId
 from zonerelay.process.tasks import Tasks, completed, gathered
@@ -42,9 +43,9 @@ from zonerelay.store.queue.partition_keeper import open_queue
 from zonerelay.store.queue.reads import DeliveryPage, PartitionsView, QueueReads, scanned
 from zonerelay.store.queue.store import PartitionStore
 
-MOST_ADOPTED = 10_000
-"""The number of claimed messages of adopted partitions that are remembered before settled ones are
-dropped.
+MOST_ADOPTED = 100_000
+"""The number of messages of adopted partitions that are remembered after a claim, many more than zones claim
+at a time.
 """
 PAUSE = 1.0
 REQUESTS, ANSWERS = records.REQUEST_PREFIX, records.ANSWER_PREFIX
@@ -88,7 +89,7 @@ class NodeStore:
         self._is_open = self._is_closed = False
         self._adopted_partitions: dict[int, OwnedPartition] = {}
         self._first = 0
-        self._adopted: dict[MessageId, OwnedPartition] = {}
+        self._adopted: BoundedDict[MessageId, OwnedPartition] = BoundedDict(MOST_ADOPTED)
         self._lost = set[DeliveryKey]()
         """Claims that were lost, until their owner has released them."""
         self._stored_reports: set[MessageId] = set()
@@ -289,7 +290,8 @@ class NodeStore:
     async def _replace(self, lost: OwnedPartition) -> None:
         keys = lost.queue.claimed_keys()
         self._lost.update(keys)
-        self._adopted = {each: held for each, held in self._adopted.items() if held is not lost}
+        for message_id in [each for each, held in self._adopted.items() if held is lost]:
+            del self._adopted[message_id]
         _log.error("node %d of the queue has another writer: its lease had ended here", lost.node)
         with contextlib.suppress(StoreError):
             await completed(lost.queue.close())
@@ -390,13 +392,6 @@ class NodeStore:
         except BaseException:
             self.release([delivery.key for delivery in found])
             raise
-        if len(self._adopted) > MOST_ADOPTED:
-            claimed_ids = {
-                key.message_id
-                for each in self._adopted_partitions.values()
-                for key in each.queue.claimed_keys()
-            }
-            self._adopted = {each: held for each, held in self._adopted.items() if each in claimed_ids}
         return sorted(found, key=lambda delivery: delivery.message_id)
 
     def release(self, keys: Collection[DeliveryKey]) -> None:

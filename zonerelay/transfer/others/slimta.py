@@ -10,9 +10,10 @@ The import is refused while python-slimta runs. This is recognized by a client o
 waits for the list of new messages, which its storage always does, or by a process that has loaded pyaio,
 which its disk storage needs.
 
-A pickle is a program. The names in python-slimta's pickles are mapped to `InertObject`, an object that only
-stores what it is given; any other name ends the reading before anything is called. The Python implementation
-of pickle is used, because the C implementation allocates as much memory as a hostile number requests.
+A pickle is a program. The names of the modules in python-slimta's pickles are mapped to `InertObject`, an
+object that only stores what it is given; any other name ends the reading before anything is called. The
+Python implementation of pickle is used, because the C implementation allocates as much memory as a hostile
+number requests.
 """
 
 import contextlib
@@ -62,17 +63,12 @@ def _shown(url: str) -> str:
     return masked(f"{scheme}{mark}{rest.rpartition('@')[2]}")
 
 
-_NAMES = {
-    "slimta.envelope": ("Envelope",),
-    "slimta.bounce": ("Bounce",),
-    "email.message": ("Message", "EmailMessage"),
-    "email.policy": ("EmailPolicy",),
-    "email._policybase": ("Compat32",),
-    "email.charset": ("Charset",),
-    "email.header": ("Header",),
-}
-_WHOLE_MODULES = ("email.headerregistry", "email._header_value_parser", "email.errors")
-"""Of these, any name: a header that was set by a program is stored with its parse tree."""
+_MODULES = (
+    *("slimta.envelope", "slimta.bounce", "email.message", "email.policy", "email._policybase"),
+    # A header that was set by a program is stored with its parse tree.
+    *("email.charset", "email.header", "email.headerregistry", "email._header_value_parser", "email.errors"),
+)
+"""The modules of the classes in python-slimta's pickles."""
 _SETS = (("builtins", "set"), ("__builtin__", "set"))
 _FOLD = re.compile(r"\r?\n(?![ \t])")
 _FIELD_NAME = re.compile(r"[!-9;-~]+")
@@ -115,7 +111,7 @@ class _Reader(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> type:
         if (module, name) in _SETS:
             return set
-        if name in _NAMES.get(module, ()) or (module in _WHOLE_MODULES and name.isidentifier()):
+        if module in _MODULES and name.isidentifier():
             return InertObject
         raise PickleError(f"it contains {module}.{name}, which no python-slimta queue uses")
 
