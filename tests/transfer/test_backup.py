@@ -98,6 +98,32 @@ def test_what_lies_beside_the_spool_goes_along(tmp_path: Path) -> None:
     assert (tmp_path / "backup" / "home").stat().st_mode & 0o077 == 0
 
 
+def test_the_mail_of_the_hundredth_spool_is_restored_too(tmp_path: Path) -> None:
+    """A relay may have 128 workers, and so a backup parts with numbers of three digits."""
+    one, other = configured(tmp_path / "one"), configured(tmp_path / "other")
+    backup = tmp_path / "backup"
+
+    async def filled() -> None:
+        async with Spool(tmp_path / "one" / "spool") as opened:
+            await store_message(opened.store, 1)
+            await opened.store.keep_keys(KEYS)
+
+    async def restored() -> int:
+        async with Spool(tmp_path / "other" / "spool") as opened:
+            assert list((await opened.store.kept_keys())[0]) == KEYS
+            return len(await rows(opened.store))
+
+    asyncio.run(filled())
+    assert spool(one, "backup", str(backup)) == 0
+    sheet = json.loads((backup / "backup.json").read_text())
+    for name in ("00.tar", "00.keys"):
+        (backup / name).rename(backup / f"1{name}")
+        sheet["files"][f"1{name}"] = sheet["files"].pop(name)
+    (backup / "backup.json").write_text(json.dumps(sheet))
+    assert spool(other, "restore", str(backup)) == 0
+    assert asyncio.run(restored()) == 1
+
+
 async def _fill(path: Path) -> None:
     async with Spool(path) as opened:
         for number in (1, 2, 3):

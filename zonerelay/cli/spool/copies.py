@@ -373,7 +373,7 @@ def restore(arguments: Namespace) -> int:
     description = _checked(source)
     with stopped(settings) as home:
         spool, octets = settings.spool, sum(path.stat().st_size for path in _files(source / _HOME))
-        mail = sum(path.stat().st_size for path in source.glob("[0-9][0-9].*"))
+        mail = sum(path.stat().st_size for path in source.glob("[0-9]*.*"))
         check_rooms(spool, 0 if is_shared(spool) else mail, octets)
         with translated():
             messages, deliveries, unusable = asyncio.run(_restore(settings, source, description, home))
@@ -427,11 +427,11 @@ async def _load(
 ) -> ImportResult:
     now, messages = time.time(), description.messages
     with loading("restoring", settings, store, register, messages=messages, now=now) as loader:
-        for part in sorted(source.glob("[0-9][0-9].tar")):
+        for part in sorted(source.glob("[0-9]*.tar")):
             with files.reading(part) as mail:
                 await loader.load(mail)
         # Keys last: a key without its message would refuse the message for good.
-        for part in sorted(source.glob(f"[0-9][0-9]{_KEYS}")):
+        for part in sorted(source.glob(f"[0-9]*{_KEYS}")):
             await _load_keys(store, part)
         # The workers rebuild it from their spools.
         shutil.rmtree(settings.spool.path.parent / KEYS, ignore_errors=True)
