@@ -230,7 +230,7 @@ async def _hang_up(connection: driver.AbstractConnection, writer: asyncio.Stream
 
 @contextlib.asynccontextmanager
 async def _connected(server: RedisEndpoint) -> AsyncIterator[driver.AbstractConnection]:
-    """Yield a new connection, which is closed if the block fails. `timeout` limits both. Raises StoreError."""
+    """Yield a new connection, and close it if the block fails. `timeout` limits both. Raises StoreError."""
     connection, seconds = await server.connection(), server.settings.timeout
     try:
         async with asyncio.timeout(seconds):  # redis-py limits the connection, but not the first replies
