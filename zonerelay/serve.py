@@ -22,7 +22,7 @@ from pathlib import Path
 import uvloop
 
 from zonerelay.config.checks import advice
-from zonerelay.config.load import ConfigError, load
+from zonerelay.config.load import ConfigError, load, read_copy
 from zonerelay.config.settings import Settings, kept_from, resolve_hostname
 from zonerelay.model.clock import SystemClock
 from zonerelay.process import setup
@@ -38,7 +38,7 @@ from zonerelay.worker.worker import Worker, until_empty
 def serve(config: Path) -> int:
     """Run the relay that the configuration describes, as one process or as many."""
     try:
-        settings = load(config)
+        text, settings = read_copy(config)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -48,7 +48,7 @@ def serve(config: Path) -> int:
         if settings.workers != 1 or spools_beyond(settings.spool, 1):
             from zonerelay.supervisor.run import supervise  # noqa: PLC0415 - one worker needs none
 
-            return supervise(config, settings, identity.inherited)
+            return supervise(config, text, settings, identity.inherited)
         return _run(config, settings, identity)
     except (setup.StartError, OSError, ValueError) as error:
         return _failed(error)

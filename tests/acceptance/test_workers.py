@@ -1,6 +1,7 @@
 """Several workers as real processes: one relay, whatever happens to one of them, or to the supervisor."""
 
 import base64
+import fcntl
 import os
 import signal
 import smtplib
@@ -205,6 +206,23 @@ def test_workers_end_with_a_killed_supervisor_and_the_next_goes_on(tmp_path: Pat
         assert len(relay.events("supervisor-gone")) == 2
         relay.wait_until_empty()
         assert client.acknowledged <= tokens(sink.messages).keys()
+
+
+def test_a_file_that_is_edited_while_the_start_waits_counts_at_the_next_reload(
+    tmp_path: Path, sink: Sink
+) -> None:
+    """The workers were started with a file of which the supervisor knew nothing, or the start failed."""
+    relay = relay_of(tmp_path, sink.port)
+    with ThreadPoolExecutor() as thread, (tmp_path / "supervisor.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        starting = thread.submit(relay.start)
+        relay.wait_for(lambda: bool(relay.events("supervisor-waits")), what="that it waits")
+        before = relay.config.read_text()
+        relay.config.write_text("what is being written")
+        fcntl.flock(held, fcntl.LOCK_UN)
+        starting.result()
+    assert (tmp_path / "in-force.toml").read_text() == before
+    assert relay.terminate() == 0
 
 
 _HANDED = """

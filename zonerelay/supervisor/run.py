@@ -21,7 +21,6 @@ from zonerelay import __version__
 from zonerelay.admin.http import AdminError, AdminServer, ControlSocket
 from zonerelay.admin.operators import Operators
 from zonerelay.config.checks import advice
-from zonerelay.config.load import read_copy
 from zonerelay.config.settings import Settings, resolve_hostname
 from zonerelay.control.socket import CallSocket, control_socket_path, limits_socket_path, relay_socket_path
 from zonerelay.inbound.listen.listening_socket import ListenError
@@ -48,8 +47,10 @@ from zonerelay.telemetry.metrics.instruments import MetricTotals
 from zonerelay.telemetry.metrics.metrics import Metrics
 
 
-def supervise(config: Path, settings: Settings, handed: InheritedSockets) -> int:
-    """Run a relay with several workers and return the exit status. Raise StartError and OSError."""
+def supervise(config: Path, text: bytes, settings: Settings, handed: InheritedSockets) -> int:
+    """Run a relay with several workers and return the exit status. `text` is the file as it was read for the
+    start, which may have to wait. Raise StartError and OSError.
+    """
     prepare_process(settings)
     log, redactor = open_log(settings, SystemClock())  # the key is created before the workers need it
     patience = settings.shutdown_timeout + STOP_GRACE
@@ -63,7 +64,7 @@ def supervise(config: Path, settings: Settings, handed: InheritedSockets) -> int
 
     async def run() -> int:
         clock = SystemClock()
-        return await Supervisor(config, settings, handed, held, log, clock, redactor).run()
+        return await Supervisor(config, text, settings, handed, held, log, clock, redactor).run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run())
@@ -74,6 +75,7 @@ class Supervisor:
     """Runs the supervisor process. Call `run` once. Everything it starts has ended when it returns."""
 
     config: Path
+    text: bytes
     settings: Settings
     handed: InheritedSockets
     held: InitVar[int]
@@ -118,7 +120,7 @@ class Supervisor:
         events = self._events
         stack.callback(self._sockets.keep, ())
         self._sockets.open((each.address for each in settings.listener), count_of(settings))
-        self._launcher.begin(read_copy(self.config)[0])
+        self._launcher.begin(self.text)
         # The lock proves that no worker of a former relay runs, which could have slots that are unknown here.
         path = self._launcher.limits = limits_socket_path(settings)
         limits = LimitServer(path, LimitTable(self.clock))
