@@ -176,6 +176,24 @@ def test_new_mail_comes_before_what_failed(scene: Scene) -> None:
     assert b"bad" not in scene.listener.asked[0]
 
 
+def test_what_waits_is_told_while_files_are_tried_again(scene: Scene) -> None:
+    scene.put("stuck")
+    scene.fail(OSError(errno.EIO, "Input/output error"))
+    scene.drop._pass()
+    told: list[str] = []
+
+    def says(message: bytes) -> str:
+        told.extend(scene.drop.problems())
+        return ""
+
+    scene.listener.says = says
+    scene.now += FIRST_PAUSE
+    scene.put("new")
+    scene.drop._pass()
+    assert [each.partition(" in ")[0] for each in told] == ["1 messages of sendmail wait"] * 2
+    assert scene.drop.problems() == ()
+
+
 def test_what_cannot_be_removed_is_taken_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.put("stuck")
 

@@ -74,9 +74,10 @@ class _WaitingFile(msgspec.Struct):
 
 class _ScanResult(msgspec.Struct):
     """The results of one scan of the drop directory. `refused` and `delayed` hold name, owner and reason,
-    each file once.
+    each file once. `waiting` has the files that are still to be tried, by name.
     """
 
+    waiting: dict[str, _WaitingFile] = msgspec.field(default_factory=dict)
     refused: list[tuple[str, int, str]] = msgspec.field(default_factory=list)
     delayed: list[tuple[str, int, str]] = msgspec.field(default_factory=list)
     set_aside: int = 0
@@ -161,7 +162,7 @@ class DropDirectory:
         if self._problem:
             found.is_whole = False
             return found
-        before, self._waiting = self._waiting, {}
+        before = self._waiting
         due: list[str] = []
         try:
             for name in _names(self._new):
@@ -170,16 +171,18 @@ class DropDirectory:
                 elif name not in before:
                     self._try(name, None, found)
                 elif monotonic() < before[name].again:
-                    self._waiting[name] = before[name]
+                    found.waiting[name] = before[name]
                 else:
                     due.append(name)
             for name in due:
                 self._try(name, before[name], found)
         except NoListenerError as error:
             self._problem = f"{self._new}: {error}; retrying"
-            self._waiting = before | self._waiting
+            found.waiting = before | found.waiting
             found.is_whole = False
-        found.is_whole &= not self._waiting
+        found.is_whole &= not found.waiting
+        # At once: until then, `problems` tells what waited before this pass.
+        self._waiting = found.waiting
         self._refused = found.set_aside + len(found.refused)
         return found
 
@@ -196,7 +199,7 @@ class DropDirectory:
         if found.taken[owner] >= SHARE or found.spent[owner] >= BUDGET:
             found.is_whole = False
             if before is not None:
-                self._waiting[name] = before
+                found.waiting[name] = before
             return
         found.taken[owner] += 1
         waiting = before or _WaitingFile(0.0, FIRST_PAUSE / 2, "")
@@ -215,8 +218,8 @@ class DropDirectory:
             if before is None:
                 found.delayed.append((_shown(name), owner, waiting.why))
             found.is_whole = False
-            if len(self._waiting) < MAX_WAITING:
-                self._waiting[name] = waiting
+            if len(found.waiting) < MAX_WAITING:
+                found.waiting[name] = waiting
         finally:
             found.spent[owner] += monotonic() - began
 
