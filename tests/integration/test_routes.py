@@ -19,11 +19,19 @@ from tests.support.sink import Sink
 from tests.support.tls_client import trusting
 from zonerelay.cli.operate.queue import zone_of
 from zonerelay.config import settings as tables
-from zonerelay.config.settings import ListenerSettings, RetrySettings, RouteSettings, Settings, ZoneSettings
+from zonerelay.config.settings import (
+    DestinationSettings,
+    ListenerSettings,
+    RetrySettings,
+    RouteSettings,
+    Settings,
+    ZoneSettings,
+)
 from zonerelay.model.envelope import Priority
 from zonerelay.operations import requests
 from zonerelay.operations.answers import ChangeResult, DeliveryRow, Explanation, MessageDetail, OrderResult
 from zonerelay.operations.errors import ControlError
+from zonerelay.store.contract import StoreError
 from zonerelay.telemetry.events.records import TraceStep
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"
@@ -310,6 +318,23 @@ async def test_show_and_explain_agree_on_where_waiting_mail_goes_and_what_is_new
         gone = (await plans())["b@example.com"]
         assert (gone.zone, gone.verdict) == ("bulk", "deferred")
         assert "zone bulk is no longer configured" in gone.unroutable
+
+
+async def test_a_reload_that_the_store_hinders_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = standing_still(tmp_path)
+    async with relay_with(before) as running:
+        worker = running.worker
+
+        async def look_for_events(settings: Settings) -> None:
+            raise StoreError("the database does not answer")
+
+        monkeypatch.setattr(worker, "configure_webhooks", look_for_events)
+        after = replace(before, zone=before.zone[:1], destination=(DestinationSettings(max_connections=1),))
+        assert await worker.reload(after) == "the database does not answer"
+        assert worker.zones.names == ("default", "bulk", "vip")
+        assert worker.sending.router.destinations is worker.tables.destinations
 
 
 async def test_a_zone_that_a_header_named_is_not_compared(tmp_path: Path) -> None:

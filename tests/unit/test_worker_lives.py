@@ -337,17 +337,17 @@ def key(file: Path, domain: str) -> str:
 
 
 def test_what_has_not_changed_stays_the_object_that_it_was() -> None:
-    old = build_tables(load_text(TEXT), 0.0)
-    same = build_tables(load_text(TEXT), 0.0, old)
+    old = build_tables(load_text(TEXT), 0.0, {})
+    same = build_tables(load_text(TEXT), 0.0, {}, old)
     assert same.settings.zone is old.settings.zone
     assert same.settings.listener[0] is old.settings.listener[0]
     assert (same.zones, same.rules, same.destinations) == (old.zones, old.rules, old.destinations)
 
 
 def test_what_has_changed_is_made_anew() -> None:
-    old = build_tables(load_text(TEXT), 0.0)
+    old = build_tables(load_text(TEXT), 0.0, {})
     changed = TEXT.replace("b@a", "c@a").replace('name = "bulk"', 'name = "bulk"\nmax_connections = 3')
-    new = build_tables(load_text(changed), 0.0, old)
+    new = build_tables(load_text(changed), 0.0, {}, old)
     assert new.settings.zone[0] is old.settings.zone[0]
     assert new.settings.zone[1].max_connections == 3
     assert new.zones.get("bulk").max_connections == 3
@@ -366,10 +366,10 @@ def test_keys_that_have_not_changed_are_tried_once(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(keys, "load_private_key", load)
     text = TEXT + key(tmp_path / "a", "a.example") + key(tmp_path / "b", "b.example")
-    old = build_tables(load_text(text), 0.0)
+    old = build_tables(load_text(text), 0.0, {})
     assert len(tried) == 2
     (tmp_path / "b").write_text(new_private_key("ed25519-sha256"))
-    new = build_tables(load_text(text), 0.0, old)
+    new = build_tables(load_text(text), 0.0, {}, old)
     assert len(tried) == 3
     assert old.dkim_keys is not None
     assert new.dkim_keys is not None

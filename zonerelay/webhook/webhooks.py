@@ -10,6 +10,7 @@ log line.
 """
 
 import asyncio
+import contextlib
 import itertools
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -35,7 +36,7 @@ from zonerelay.model.envelope import (
 )
 from zonerelay.model.reply import Verdict
 from zonerelay.process.threads import REPORTS
-from zonerelay.store.contract import CHUNK_SIZE, Finish, OwnMessage, QueueStore
+from zonerelay.store.contract import CHUNK_SIZE, Finish, OwnMessage, QueueStore, StoreError
 from zonerelay.telemetry.events.events import Events, Field, Result, accepted_fields, attempt_fields
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.webhook.courier import GAP, EventPosition, WebhookCourier, Write
@@ -114,7 +115,8 @@ class Webhooks:
             if courier.is_disabled:
                 courier.retry()
             courier.start()
-        await self._forget_others()
+        with contextlib.suppress(StoreError):  # the next start forgets them
+            await self._forget_others()
 
     def _courier(self, settings: WebhookSettings, keys: Sequence[str]) -> WebhookCourier:
         def make_gap(count: int, why: str, first: float, last: float) -> OwnMessage:

@@ -97,7 +97,7 @@ async def build(
             stack.callback(events.close)
             stack.callback(metrics.loop_lag.stop)
             metrics.loop_lag.start()
-            tables = build_tables(settings, clock.now())
+            tables = build_tables(settings, clock.now(), context.environment)
             queue = await open_queue(
                 settings,
                 context,

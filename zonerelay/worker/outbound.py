@@ -1,9 +1,8 @@
 """The wiring of the sending side: a router and a courier with the tables that both use, built from the
 settings.
 
-`worker` builds one instance and passes it new settings on a reload. `configure` updates everything here that
-depends on the settings. It raises ValueError if settings that were checked cannot be used after all (such as
-a key that cannot be read). At start that ends the relay; on a reload the old settings stay active.
+`worker` builds one instance and passes it new tables on a reload. `configure` updates everything here that
+depends on them, and cannot fail: what may be unusable after all, such as a secret, is in the tables.
 
 The webhooks of a worker are loaded only if there is a [[webhook]]. Stored events for a webhook that is no
 longer configured are deleted at a start, which is logged.
@@ -17,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from zonerelay.config.endpoints import CAPTURE, parse_listen
-from zonerelay.config.settings import Settings, srs_secrets
-from zonerelay.delivery.auth.logins import Logins, senders_of, token_directory
+from zonerelay.config.settings import Settings
+from zonerelay.delivery.auth.logins import Logins, token_directory
 from zonerelay.delivery.batch.capturing import CaptureCourier
 from zonerelay.delivery.batch.courier import SmtpCourier
 from zonerelay.delivery.rewrite.rendering import CheckClaim, DkimSigner, ReadBody, Renderer
@@ -95,7 +94,6 @@ class OutboundSide:
     ) -> None:
         settings, events, clock = tables.settings, context.events, context.clock
         self._events = events
-        self._environment = context.environment
         self.dkim_keys: DkimKeys | None = None
         self.srs: Srs | None = None
         self.resolver = Resolver(settings.dns, clock, observer=events.name_servers)
@@ -143,19 +141,17 @@ class OutboundSide:
         return await self.courier.deliver(batch)
 
     def configure(self, tables: Tables) -> None:
-        """Apply new settings. Raise ValueError before anything has changed."""
+        """Apply new settings."""
         settings = tables.settings
-        srs = build_srs(settings, self._environment)
-        senders = senders_of(settings.credential)
         for note in tables.advice:
             self._events.lifecycle("advice", note=note)
-        self.dkim_keys, self.srs = tables.dkim_keys, srs
+        self.dkim_keys, self.srs = tables.dkim_keys, tables.srs
         largest = max((listener.max_header_size for listener in settings.listener), default=0)
-        self.renderer.configure(keys=tables.dkim_keys, srs=srs, max_header_size=largest)
+        self.renderer.configure(keys=tables.dkim_keys, srs=tables.srs, max_header_size=largest)
         self.router.configure(tables.destinations)
         self.sources.configure(settings.source)
         self._events.metrics.source_refusals.declare((source.name,) for source in settings.source)
-        self.logins.configure(settings.credential, senders, settings.zone)
+        self.logins.configure(settings.credential, tables.senders, settings.zone)
         self._captures = any(zone.next_hop == CAPTURE for zone in settings.zone)
 
     def _shared_limits(
@@ -209,10 +205,3 @@ class OutboundSide:
         await self.logins.close()
         await self._sts.close()
         await self.resolver.close()
-
-
-def build_srs(settings: Settings, environment: Mapping[str, str]) -> Srs | None:
-    """Return the SRS rewriter, or None if no domain is set in [srs]."""
-    if not settings.srs.domain:
-        return None
-    return Srs(settings.srs, srs_secrets(settings.srs, environment))

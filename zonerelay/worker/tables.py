@@ -7,13 +7,16 @@ cheap.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from zonerelay.config.settings import REPEATED, Settings, read_key_file
+from zonerelay.config.settings import REPEATED, Settings, read_key_file, srs_secrets
+from zonerelay.delivery.auth.logins import Senders, senders_of
 from zonerelay.inbound.listen.listeners import ListenerRules, build_rules
+from zonerelay.message.srs import Srs
 from zonerelay.routing.addresses import ascii_domain, networks_of
 from zonerelay.routing.destinations.mx import DestinationTable
 from zonerelay.routing.zones.zones import Zones
@@ -26,19 +29,23 @@ _NAMED = {"zone": "name", "listener": "address"}
 
 
 class Tables(msgspec.Struct, frozen=True):
-    """The compiled tables of the configuration. `dkim_keys` is None if no keys are configured. `advice` is
-    about the keys.
+    """The compiled tables of the configuration. `dkim_keys` is None if no keys are configured, and `srs` if
+    [srs] has no domain. `senders` are those of credentials. `advice` is about the keys.
     """
 
     settings: Settings
     destinations: DestinationTable
     zones: Zones
     rules: ListenerRules
+    srs: Srs | None
+    senders: Senders
     dkim_keys: DkimKeys | None
     advice: tuple[str, ...]
 
 
-def build_tables(settings: Settings, now: float, old: Tables | None = None) -> Tables:
+def build_tables(
+    settings: Settings, now: float, environment: Mapping[str, str], old: Tables | None = None
+) -> Tables:
     """Build the tables, reusing those of `old` whose settings have not changed. Blocks. Raise ValueError with
     a message.
     """
@@ -60,6 +67,8 @@ def build_tables(settings: Settings, now: float, old: Tables | None = None) -> T
         DestinationTable(settings.destination) if old is None or changed("destination") else old.destinations,
         Zones(settings.zone, settings.route) if old is None or changed("zone", "route") else old.zones,
         build_rules(settings) if old is None or changed("access", "rewrite") else old.rules,
+        build_srs(settings, environment),
+        senders_of(settings.credential),
         dkim_keys,
         () if dkim_keys is None else tuple(dkim_keys.advice(now)),
     )
@@ -74,6 +83,13 @@ def build_dkim_keys(settings: Settings, old: DkimKeys | None = None) -> DkimKeys
     from zonerelay.message.dkim.keys import DkimKeys  # noqa: PLC0415
 
     return DkimKeys(settings.dkim, read=read_key_file, ascii_domain=ascii_domain, old=old)
+
+
+def build_srs(settings: Settings, environment: Mapping[str, str]) -> Srs | None:
+    """Return the SRS rewriter, or None if no domain is set in [srs]. Raise ValueError with a message."""
+    if not settings.srs.domain:
+        return None
+    return Srs(settings.srs, srs_secrets(settings.srs, environment))
 
 
 def _with_objects_of(old: Settings, new: Settings) -> Settings:

@@ -278,17 +278,18 @@ class Worker:
 
     async def _reload(self, settings: Settings) -> str:
         try:
-            # Fallible steps come first. Parts that cannot return to the old settings are configured last.
-            tables = await OPERATORS.run(build_tables, settings, self.clock.now(), self.tables)
+            # All that can fail comes first.
+            environment = self.context.environment
+            tables = await OPERATORS.run(build_tables, settings, self.clock.now(), environment, self.tables)
             settings = tables.settings
             retry = retry_of(settings, self.settings.outbox, self.context)
             for webhook in settings.webhook:
-                webhook_keys(webhook, self.context.environment)
-            self.sending.configure(tables)
-            self.zones.take_up(tables.zones)
+                webhook_keys(webhook, environment)
             await self.configure_webhooks(settings)
         except (ValueError, StoreError) as error:
             return self.refuse(str(error))
+        self.sending.configure(tables)
+        self.zones.take_up(tables.zones)
         later = needs_restart(self.settings, settings)
         self.problems = tuple(f"[{name}] was changed; this takes effect at the next start" for name in later)
         self.taken_up, self.refused_at = self.clock.now(), None

@@ -41,8 +41,7 @@ from zonerelay.store.contract import MessageNotFoundError, Store, StoreError
 from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
-from zonerelay.worker.outbound import build_srs
-from zonerelay.worker.tables import build_dkim_keys
+from zonerelay.worker.tables import build_dkim_keys, build_srs
 
 
 async def explanation(settings: Settings, request: Explain) -> Explanation:
