@@ -1,5 +1,6 @@
 """What an opening finds lost is kept aside and told until it is acknowledged, and nothing else is lost."""
 
+import errno
 import os
 import random
 import shutil
@@ -12,6 +13,7 @@ from tests.store.builders import NOW, flip, message_id, store_message
 from tests.store.spools import Spool
 from tests.store.test_leveldb_open import contents, refusal
 from tests.support.waiting import until
+from zonerelay import durable
 from zonerelay.cli.main import main
 from zonerelay.model.delivery import queue_of
 from zonerelay.store import records
@@ -177,6 +179,35 @@ async def test_refusal_after_a_mended_log_undoes_it(tmp_path: Path, monkeypatch:
         assert "no luck" in await refusal(path)
     assert contents(path) == before
     assert not (path / DIRECTORY).exists()
+
+
+@pytest.mark.parametrize("mends", [False, True])
+async def test_a_full_disk_at_a_start_does_not_hide_that_an_end_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mends: bool
+) -> None:
+    """The mark alone tells a lost end from an incomplete last write, so it stays when nothing was mended."""
+    path = await filled(tmp_path / "spool")
+    os.truncate(log_of(path), 20_000)
+    before = contents(path)
+    write, is_full = durable.write, not mends
+
+    def written(file: Path, content: bytes) -> None:
+        if is_full and (mends or file.suffix == ".log"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+        write(file, content)
+
+    def refuse(*arguments: object, **options: object) -> None:
+        nonlocal is_full
+        is_full = True
+        raise plyvel.IOError(f"IO error: {os.strerror(errno.ENOSPC)}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "write", written)
+        patch.setattr(plyvel, "DB", refuse)
+        assert "is full" in await refusal(path)
+    assert contents(path) == before
+    async with Spool(path) as spool:
+        assert "to the end of" in spool.store.problems()[0]
 
 
 async def test_logs_are_kept_up_to_a_number_and_that_stops_no_start(tmp_path: Path) -> None:

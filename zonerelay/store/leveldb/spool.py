@@ -329,6 +329,7 @@ class DatabaseRepair:
                 self._write_mark(structs.replace(self._mark, size=min(self._mark.size, len(whole))))
             durable.write(log.path, whole)
         except OSError:
+            self._restore_mark()
             if loss is not None:
                 self._losses.forget(loss)
             raise
@@ -349,6 +350,8 @@ class DatabaseRepair:
         if _current(self._directory / "CURRENT") == self._current:
             for name in files.own_names(self._directory) - self._names:
                 (self._directory / name).unlink()
+        if self._mended:
+            self._restore_mark()
         for log, loss in self._mended:
             if loss is None or not loss.kept:
                 durable.write(log.path, log.raw)
@@ -356,9 +359,17 @@ class DatabaseRepair:
                 durable.rename(self._losses.directory / loss.kept, log.path)
             if loss is not None:
                 self._losses.forget(loss)
-        if self._mended and self._mark is not None:
-            self._write_mark(self._mark)
         self._mended.clear()
+
+    def _restore_mark(self) -> None:
+        """Restore the mark before a report of a loss is removed, because the mark alone distinguishes a
+        missing end from an incomplete last write. Raises OSError.
+        """
+        if self._mark is not None:
+            try:
+                self._write_mark(self._mark)
+            except OSError:  # a full disk has no space for a new file
+                files.write_mark(self._directory, self._mark)
 
     def _account_for(self, log: files.FoundLog) -> Loss:
         identity, kept = self._losses.keep(log.path, log.raw)
