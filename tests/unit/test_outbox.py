@@ -8,6 +8,7 @@ import json
 import random
 import string
 import tracemalloc
+from typing import cast
 
 import pytest
 from hypothesis import example, given, settings
@@ -22,12 +23,12 @@ from zonerelay.model.clock import Clock, SystemClock
 from zonerelay.model.delivery import QueueName, queue_of
 from zonerelay.model.envelope import Mailbox, MessageIdSource, is_row, row_id, row_of
 from zonerelay.model.reply import Outcome, Reply, Verdict
-from zonerelay.outbox.composer import compose_row
+from zonerelay.outbox.composer import Composer, compose_row
 from zonerelay.outbox.database.passwords import PasswordError, read_key, seal, unseal
 from zonerelay.outbox.drafts import BadRowError, RowContent, address, draft_of, recipients_of
 from zonerelay.outbox.keeper import OutboxContext, OutboxKeeper
 from zonerelay.outbox.rows import claims
-from zonerelay.outbox.rows.claims import BATCH, FEW, MOST, RESERVE, SHARE, ClaimWindow, OutboxWriter
+from zonerelay.outbox.rows.claims import ClaimWindow, OutboxReader, OutboxWriter
 from zonerelay.outbox.rows.mailboxes import Mailbox as OutboxMailbox
 from zonerelay.outbox.rows.mailboxes import Mailboxes
 from zonerelay.outbox.rows.row import FAILED, PROCESSING, QUEUED, SENT, Row
@@ -332,6 +333,25 @@ async def test_what_the_database_rejects_replaces_no_newer_outcome(monkeypatch: 
     await writer.close(1.0)
 
 
+async def test_a_large_row_is_composed_once_for_all_its_batches() -> None:
+    """Each batch of a row with several destinations read all of it, and composed it again."""
+    reads: list[int] = []
+
+    class Reader:
+        async def size(self, row: int) -> int:
+            return 2_000_000
+
+        async def content(self, row: int) -> RowContent:
+            reads.append(row)
+            return RowContent(text="hello")
+
+    composer = Composer(cast(OutboxReader, Reader()), 10_000_000)
+    large = row("a@example.com", "b@example.net")
+    first, *others = await asyncio.gather(*(composer.compose(large) for _ in range(3)))
+    assert reads == [1]
+    assert all(each is first for each in others)
+
+
 async def test_rows_and_the_mail_of_the_spool_have_half_of_each_claim() -> None:
     clock, spool = SystemClock(), MemoryStore()
     keeper = connected(clock)
@@ -479,7 +499,7 @@ def fill(held: ClaimWindow, queues: dict[QueueName, int]) -> list[QueueName]:
 
 def test_one_queue_alone_has_its_share_and_no_more() -> None:
     held = ClaimWindow()
-    assert len(fill(held, {SLOW: 10_000})) == SHARE
+    assert len(fill(held, {SLOW: 10_000})) == claims.SHARE
     assert list(held.full()) == [SLOW]
 
 
@@ -489,28 +509,28 @@ def test_however_many_are_slow_the_next_queue_comes_in() -> None:
         fill(held, {queue_of(f"slow {number}"): 500})
         assert quick in fill(held, {quick: 1})
         held.remove(quick)
-        assert sum(held._counts.values()) <= MOST + RESERVE
+        assert sum(held._counts.values()) <= claims.MOST + claims.RESERVE
 
 
 def test_the_end_is_the_end_and_the_first_that_leaves_makes_room() -> None:
     held = ClaimWindow()
     fill(held, {queue_of(f"slow {number}"): 500 for number in range(1000)})
-    assert sum(held._counts.values()) == MOST + RESERVE
+    assert sum(held._counts.values()) == claims.MOST + claims.RESERVE
     assert held.room() == 0
-    looks = [held.remove(queue) for queue in list(held.queues)[-FEW:]]
+    looks = [held.remove(queue) for queue in list(held.queues)[-claims.FEW :]]
     assert looks[-1]
-    assert held.room() == FEW
+    assert held.room() == claims.FEW
 
 
 def test_a_queue_that_has_half_of_its_share_left_is_filled_up_again() -> None:
     held = ClaimWindow()
-    fill(held, {SLOW: SHARE})
-    for _ in range(SHARE // 2 - 1):
+    fill(held, {SLOW: claims.SHARE})
+    for _ in range(claims.SHARE // 2 - 1):
         assert not held.remove(SLOW)
         assert SLOW in held.full()
     assert held.remove(SLOW)
     assert not held.full()
-    assert held.room() == BATCH
+    assert held.room() == claims.BATCH
 
 
 def test_nothing_is_forgotten_whatever_comes_and_goes() -> None:

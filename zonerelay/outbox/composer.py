@@ -70,8 +70,10 @@ class Composer:
         elif made is None:
             size = await self._reader.size(row.id)
             async with self._few if size <= _SIDE_BY_SIDE else self._one:
-                content = await self._reader.content(row.id)
-                made = await BODIES.run(compose_row, row, content, self._max_size)
+                # Another batch of the message may have composed it meanwhile.
+                if (made := self._kept.get(row.message_id)) is None:
+                    content = await self._reader.content(row.id)
+                    made = await BODIES.run(compose_row, row, content, self._max_size)
         self._kept[row.message_id] = made
         return made
 
