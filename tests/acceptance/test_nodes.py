@@ -96,7 +96,7 @@ def check(running: Fleet, verdict: Verdict) -> None:
     assert not verdict.unexplained
     assert not verdict.at_once
     # The limit is that of all nodes together, whatever happens to them.
-    assert 1 < running.sink.most_open <= MOST_CONNECTIONS
+    assert 1 < running.sink.open_peak <= MOST_CONNECTIONS
     assert all(count <= MOST_IN_FLIGHT for count in verdict.repeated.values())
     assert not above_rate(limited, MOST_A_SECOND, 1.0)
     assert most_within(limited, 1.0) > MOST_A_SECOND / 2, "the rate was never asked for"

@@ -6,11 +6,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.support.receivers.conversation import Crowd, Receiver
-from tests.support.receivers.ledger import Promise
-from tests.support.receivers.manners import Reader, message_problem
+from tests.support.receivers.conversation import Receiver
+from tests.support.receivers.manners import message_problem
 from tests.support.receivers.nature import Nature
-from tests.support.sink_conversation import Manners
 
 HELLO = "EHLO client.test\r\n"
 MAIL, RCPT = "MAIL FROM:<b-1@origin.test>\r\n", "RCPT TO:<a@here.test>\r\n"
@@ -47,26 +45,12 @@ class Client:
 
 @asynccontextmanager
 async def receiving(nature: Nature, *, names: dict[str, str] | None = None) -> AsyncIterator[Receiver]:
-    offers = Manners(
-        esmtp=nature.esmtp,
-        pipelining=nature.pipelining,
-        chunking=nature.chunking,
-        eight_bit_mime=nature.eight_bit_mime,
-        max_recipients=nature.most_recipients,
-        too_many=nature.too_many,
-    )
-    receiver = Receiver("here", nature, offers, ehlo_names=names or {}, everybody=Crowd(Promise()))
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(
-        lambda: asyncio.StreamReaderProtocol(Reader(), receiver.serve, loop=loop), "127.0.0.1", 0
-    )
-    receiver.port = server.sockets[0].getsockname()[1]
+    receiver = Receiver("here", nature, ehlo_names=names)
+    await receiver.start()
     try:
         yield receiver
     finally:
-        server.close()
-        while receiver.here.members:
-            await asyncio.sleep(0.01)
+        await receiver.close()
 
 
 @asynccontextmanager

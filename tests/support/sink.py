@@ -78,8 +78,17 @@ class Sink:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
+    def reader(self) -> asyncio.StreamReader:
+        """Of a new connection."""
+        return asyncio.StreamReader(READ_SIZE)
+
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, self.host, self.port, limit=READ_SIZE)
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: asyncio.StreamReaderProtocol(self.reader(), self._serve),
+            self.host,
+            self.port,
+            backlog=1024,
+        )
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:

@@ -9,9 +9,12 @@ import hashlib
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from zonerelay.sandbox.behaviours import ScriptedReply, behaviour_of
+
+if TYPE_CHECKING:
+    from tests.support.sink import Sink
 
 READ_SIZE = 256 * 1024
 _END = b"\r\n.\r\n"
@@ -71,22 +74,10 @@ class Received:
     chunks: int = 0
 
 
-class Book(Protocol):
-    """The state that all connections of a sink share."""
-
-    manners: Manners
-    script: Script | None
-    keep_bodies: bool
-    commands: list[str]
-    greylisted: dict[tuple[str, str], float]
-
-    async def accept(self, message: Received) -> None: ...
-
-
 class Conversation:
     """One connection of a client to the sink."""
 
-    def __init__(self, book: Book, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, book: "Sink", reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._book = book
         self._manners = book.manners
         self._reader = reader
@@ -96,20 +87,27 @@ class Conversation:
         self._accepted = 0
         self._open = True
         self._chunk_refused = False
+        self._offered: set[str] = set()
         self._reset()
 
     async def run(self) -> None:
-        await self._reply(self._manners.greeting)
+        await self._greet()
         while self._open:
             verb, _, argument = (await self._line()).partition(" ")
             verb = verb.upper()
             self._book.commands.append(f"{verb} {argument}".rstrip())
-            scripted = self._book.script(verb, argument) if self._book.script else None
+            scripted = self._scripted(verb, argument)
             if scripted is not None:
                 await self._reply(scripted)
                 self._open = not scripted.startswith("421")
-            else:
+            elif self._open:
                 await self._command(verb, argument)
+
+    async def _greet(self) -> None:
+        await self._reply(self._manners.greeting)
+
+    def _scripted(self, verb: str, argument: str) -> str | None:
+        return self._book.script(verb, argument) if self._book.script else None
 
     async def _command(self, verb: str, argument: str) -> None:
         handlers = {
@@ -145,6 +143,7 @@ class Conversation:
             "STARTTLS": not self._tls and (manners.tls is not None or manners.broken_tls),
         }
         keywords = [keyword for keyword, is_offered in offered.items() if is_offered]
+        self._offered = {keyword.partition(" ")[0] for keyword in keywords}
         await self._reply("\n".join(["250 sink", *keywords]))
 
     async def _helo(self, argument: str) -> None:

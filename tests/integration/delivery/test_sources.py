@@ -13,9 +13,7 @@ from tests.integration.delivery.conftest import Bed
 from tests.support import mail
 from tests.support.guard import BLOCKED, Guard
 from tests.support.mail import Names, route_to
-from tests.support.receivers.conversation import Crowd, Receiver
-from tests.support.receivers.ledger import Promise
-from tests.support.receivers.manners import Reader
+from tests.support.receivers.conversation import Receiver
 from tests.support.receivers.nature import Nature
 from tests.support.sink import Sink
 from tests.support.sink_conversation import Manners
@@ -353,15 +351,9 @@ async def test_an_address_that_comes_back_is_used_again(town: Town, monkeypatch:
 
 async def test_an_idle_connection_of_one_source_makes_room_where_a_host_takes_one_in_all(town: Town) -> None:
     """From two: 250, and the connection is kept. From three, S: 421 4.7.0 too many connections from you."""
-    receiver = Receiver(
-        "here", Nature(most_connections=1), Manners(), ehlo_names={}, everybody=Crowd(Promise())
-    )
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(
-        lambda: asyncio.StreamReaderProtocol(Reader(), receiver.serve, loop=loop), "127.0.0.1", 0
-    )
+    receiver = await town.start(Receiver("here", Nature(most_connections=1)))
     one = town.office(TWO, THREE)
-    route = route_to(server.sockets[0].getsockname()[1])
+    route = route_to(receiver.port)
     for name in ("two", "three", "two"):
         outcome = await one.send(route, one.number_of(name, route))
         assert outcome.verdict is D, outcome
@@ -372,11 +364,10 @@ async def test_an_idle_connection_of_one_source_makes_room_where_a_host_takes_on
         one.courier.pool.close_idle()
         while receiver.here.tally.open:
             await asyncio.sleep(0.01)
-        _reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        _reader, writer = await asyncio.open_connection(receiver.host, receiver.port)
         while not receiver.here.tally.open:
             await asyncio.sleep(0.01)
     outcome = await one.send(route, one.number_of("two", route))
     assert (outcome.verdict, outcome.scope) == (F, Scope.HOST)
     assert receiver.journal.counts["connections refused"] == 3
     writer.close()
-    server.close()

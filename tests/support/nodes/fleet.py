@@ -211,4 +211,4 @@ async def fleet(
                 await running.load.stop()
             for relay in relays:
                 await asyncio.to_thread(relay.kill)
-            sink.close()
+            await sink.close()

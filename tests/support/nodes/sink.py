@@ -2,16 +2,17 @@
 
 import asyncio
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, SupportsIndex
 
 from tests.support.nodes.network import MAIL_HOST
+from tests.support.sink import Sink
+from tests.support.sink_conversation import READ_SIZE, Conversation, Received
 
 _TOKEN = re.compile(rb"^Subject: (\S+)\r$", re.MULTILINE)
-_DOMAIN = re.compile(rb"@([^>]+)>")
+_DOMAIN = re.compile(r"@([^>]+)>")
 LOOK = 0.005
-_END = b"\r\n.\r\n"
-_EHLO = b"250-sink.test\r\n250-PIPELINING\r\n250-8BITMIME\r\n250 ENHANCEDSTATUSCODES\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +43,21 @@ class Begun:
     at: float
 
 
-class LedgerSink:
+class LedgerSink(Sink):
     """Takes everything, and thinks about each message for `delay` seconds: some are always on their way."""
 
     def __init__(self, *, delay: float = 0.03) -> None:
+        super().__init__(host=MAIL_HOST)
         self.delay = delay
-        self.port = 0
         self.arrivals: list[Arrival] = []
         self.begun: list[Begun] = []
         self.looked = 0.0
         """When the loop last had time for anything: what it reads now has come since."""
         self.longest_wait = 0.0
         """How late it was for that: the processors were others'."""
-        self.open: dict[str, int] = {}
-        self.most_open = 0
-        self._server: asyncio.Server | None = None
-        self._looking: asyncio.TimerHandle | None = None
 
-    async def start(self, host: str = MAIL_HOST) -> None:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Conversation(self), host, 0, backlog=200)
-        self.port = self._server.sockets[0].getsockname()[1]
+    async def start(self) -> None:
+        await super().start()
         self._look()
 
     def _look(self) -> None:
@@ -73,15 +68,19 @@ class LedgerSink:
         self.looked = now
         self._looking = loop.call_later(LOOK, self._look)
 
-    def close(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
-        if self._server is not None:
-            self._server.close()
+    async def close(self) -> None:
+        self._looking.cancel()
+        await super().close()
 
-    def count_open(self, node: str, change: int) -> None:
-        self.open[node] = self.open.get(node, 0) + change
-        self.most_open = max(self.most_open, sum(self.open.values()))
+    async def accept(self, message: Received) -> None:
+        """It is in `arrivals`."""
+
+    def reader(self) -> asyncio.StreamReader:
+        return _Reader(self)
+
+    def conversation(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Conversation:
+        assert isinstance(reader, _Reader)
+        return _LedgerConversation(self, reader, writer)
 
     def by_token(self) -> dict[str, list[Arrival]]:
         found: dict[str, list[Arrival]] = {}
@@ -90,71 +89,40 @@ class LedgerSink:
         return found
 
 
-class _Conversation(asyncio.Protocol):
-    """One connection; commands may be pipelined."""
+class _Reader(asyncio.StreamReader):
+    """Knows since when the octets that came last can have come."""
 
     def __init__(self, sink: LedgerSink) -> None:
+        super().__init__(READ_SIZE)
         self._sink = sink
+        self.came = 0.0
+
+    def feed_data(self, data: Iterable[SupportsIndex]) -> None:
+        self.came = self._sink.looked
+        super().feed_data(data)
+
+
+class _LedgerConversation(Conversation):
+    def __init__(self, sink: LedgerSink, reader: _Reader, writer: asyncio.StreamWriter) -> None:
+        super().__init__(sink, reader, writer)
+        self._sink, self._fed = sink, reader
         self._loop = asyncio.get_running_loop()
-        self._pending = b""
-        self._body = False
-        self._thinking = False
-        self._came = self._earliest = self._began = 0.0
-        self._node = ""
-        self._transport: asyncio.Transport | None = None
+        self._node: str = writer.get_extra_info("peername")[0]
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Of asyncio's own loop it is one; uvloop's is only alike.
-        self._transport = cast(asyncio.Transport, transport)
-        self._node = transport.get_extra_info("peername")[0]
-        self._sink.count_open(self._node, 1)
-        self._transport.write(b"220 sink.test ESMTP\r\n")
+    async def _mail(self, argument: str) -> None:
+        self._began, self._earliest = self._loop.time(), self._fed.came
+        await super()._mail(argument)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._sink.count_open(self._node, -1)
-        self._transport = None
+    async def _rcpt(self, argument: str) -> None:
+        if match := _DOMAIN.search(argument):
+            self._sink.begun.append(Begun(self._node, match[1], self._earliest, self._began))
+        await super()._rcpt(argument)
 
-    def data_received(self, data: bytes) -> None:
-        self._came = self._sink.looked
-        self._pending += data
-        self._go_on()
-
-    def _go_on(self) -> None:
-        while not self._thinking and self._transport is not None:
-            mark = _END if self._body else b"\r\n"
-            part, found, rest = self._pending.partition(mark)
-            if not found:
-                return
-            self._pending = rest
-            if self._body:
-                self._message(part)
-            else:
-                self._command(self._transport, part)
-
-    def _command(self, transport: asyncio.Transport, line: bytes) -> None:
-        verb = line[:4].upper()
-        if verb == b"MAIL":
-            self._began = self._loop.time()
-            self._earliest = self._came
-        elif verb == b"RCPT" and (match := _DOMAIN.search(line)):
-            begun = Begun(self._node, match[1].decode(), self._earliest, self._began)
-            self._sink.begun.append(begun)
-        self._body = verb == b"DATA"
-        replies = {b"DATA": b"354 go on\r\n", b"EHLO": _EHLO, b"QUIT": b"221 2.0.0 bye\r\n"}
-        transport.write(replies.get(verb, b"250 2.0.0 ok\r\n"))
-        if verb == b"QUIT":
-            transport.close()
-
-    def _message(self, content: bytes) -> None:
-        self._body, self._thinking = False, True
-        match = _TOKEN.search(content)
+    async def _answer_message(self, behaviours: Any, body: bytes, *given: Any) -> None:
+        await asyncio.sleep(self._sink.delay)
+        if self._fed.at_eof() or self._fed.exception():
+            raise EOFError  # whoever sent it has left without an answer
+        match = _TOKEN.search(body)
         token = match[1].decode() if match else "?"
-        self._loop.call_later(self._sink.delay, self._taken, token)
-
-    def _taken(self, token: str) -> None:
-        self._thinking = False
-        if self._transport is None:
-            return  # whoever sent it has left without an answer
         self._sink.arrivals.append(Arrival(token, self._node, self._began, self._loop.time(), self._earliest))
-        self._transport.write(b"250 2.0.0 taken\r\n")
-        self._go_on()
+        await super()._answer_message(behaviours, body, *given)

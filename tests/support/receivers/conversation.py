@@ -3,16 +3,19 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Mapping
 from random import Random
 
+from tests.support.ports import LOOPBACK
 from tests.support.receivers.journal import Arrival, Journal
 from tests.support.receivers.ledger import Promise, Tally
 from tests.support.receivers.manners import FOLLOWED, Reader, line_problem, message_problem, parameter_problem
 from tests.support.receivers.nature import Nature, Point, Tls
-from tests.support.sink_conversation import Conversation, Manners, Received, Script
+from tests.support.sink import Sink
+from tests.support.sink_conversation import Conversation, Manners
 from zonerelay.sandbox.behaviours import ScriptedReply
 
 ESTABLISHED = 1  # of enum tcp_state, the first octet of TCP_INFO
@@ -38,47 +41,47 @@ class Crowd:
         self.tally.closed()
 
 
-class Receiver:
+class Receiver(Sink):
     """What all connections to one address share."""
 
-    script: Script | None = None
-    keep_bodies = True
-
     def __init__(
-        self, name: str, nature: Nature, manners: Manners, *, ehlo_names: dict[str, str], everybody: Crowd
+        self,
+        name: str,
+        nature: Nature,
+        *,
+        host: str = LOOPBACK,
+        port: int = 0,
+        tls: ssl.SSLContext | None = None,
+        ehlo_names: Mapping[str, str] | None = None,
+        everybody: Crowd | None = None,
     ) -> None:
+        manners = Manners(
+            greeting=f"220 {name} ESMTP",
+            esmtp=nature.esmtp,
+            pipelining=nature.pipelining,
+            eight_bit_mime=nature.eight_bit_mime,
+            dsn=nature.dsn,
+            chunking=nature.chunking,
+            tls=tls,
+            broken_tls=nature.tls in (Tls.GARBAGE, Tls.CLOSED, Tls.REFUSED),
+            size=nature.size,
+            max_recipients=nature.most_recipients,
+            too_many=nature.too_many,
+        )
+        super().__init__(host=host, port=port, manners=manners)
         self.nature = nature
-        self.manners = manners
-        self.ehlo_names = ehlo_names
+        self.ehlo_names = ehlo_names or {}
         self.journal = Journal(name)
         self.here = Crowd(nature.promise)
-        self.everybody = everybody
+        self.everybody = everybody or Crowd(Promise())
         self.random = Random(name)
-        self.commands: list[str] = []
-        self.greylisted: dict[tuple[str, str], float] = {}
-        self.behaviours: Mapping[str, str] = {}
-        self.port = 0
 
-    async def accept(self, message: Received) -> None:
-        raise NotImplementedError  # `StrictConversation` notes messages itself
+    def reader(self) -> asyncio.StreamReader:
+        return Reader()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def conversation(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Conversation:
         assert isinstance(reader, Reader)
-        guest = StrictConversation(self, reader, writer)
-        crowds = (self.here, self.everybody)
-        for crowd in crowds:
-            crowd.enter(guest)
-        self.journal.counts["connections"] += 1
-        try:
-            await guest.run()
-        except (OSError, EOFError, asyncio.CancelledError):
-            pass  # the client left, TLS broke, or the play is over: this connection ends
-        except Exception as error:
-            self.journal.error(f"{error!r} in the receiver itself")
-        finally:
-            for crowd in crowds:
-                crowd.leave(guest)
-            writer.close()
+        return StrictConversation(self, reader, writer)
 
 
 class StrictConversation(Conversation):
@@ -90,7 +93,6 @@ class StrictConversation(Conversation):
         self._attentive = reader
         self._socket: socket.socket = writer.get_extra_info("socket")
         self._client: str = writer.get_extra_info("peername")[0]
-        self._offered: set[str] = set()
         self._introduced = False
         self._in_transaction = False
         self._asked_mail = False
@@ -105,22 +107,31 @@ class StrictConversation(Conversation):
             return True
 
     async def run(self) -> None:
-        self._wait("the greeting")
-        await self._greet()
-        while self._open:
-            verb, _, argument = (await self._line()).partition(" ")
-            verb = verb.upper()
-            if verb != "BDAT" and not (verb in FOLLOWED and "PIPELINING" in self._offered):
-                self._wait(verb)
-            self._check(verb, argument)
-            if await self._fails_at_random():
-                return
-            reply = self._own_reply(verb)
-            if reply:
-                await self._reply(reply)
-                self._open = not reply.startswith("421")
-            else:
-                await self._command(verb, argument)
+        crowds = (self._receiver.here, self._receiver.everybody)
+        for crowd in crowds:
+            crowd.enter(self)
+        self._journal.counts["connections"] += 1
+        try:
+            self._wait("the greeting")
+            await super().run()
+        except (OSError, EOFError):
+            pass  # the client left, or TLS broke
+        except Exception as error:
+            self._journal.error(f"{error!r} in the receiver itself")
+        finally:
+            for crowd in crowds:
+                crowd.leave(self)
+
+    def _scripted(self, verb: str, argument: str) -> str | None:
+        if verb != "BDAT" and not (verb in FOLLOWED and "PIPELINING" in self._offered):
+            self._wait(verb)
+        self._check(verb, argument)
+        if self._chance(self._nature.says_421):
+            return "421 4.3.2 not now"
+        if self._chance(self._nature.resets):
+            self._reset_connection()
+            return None
+        return self._own_reply(verb) or None
 
     # The client's manners.
 
@@ -189,16 +200,6 @@ class StrictConversation(Conversation):
         self._journal.counts["blocked"] += blocked
         return blocked
 
-    async def _fails_at_random(self) -> bool:
-        if self._chance(self._nature.says_421):
-            self._open = False
-            await self._reply("421 4.3.2 not now")
-            return True
-        if self._chance(self._nature.resets):
-            self._reset_connection()
-            return True
-        return False
-
     def _chance(self, part: float) -> bool:
         return bool(part) and self._receiver.random.random() < part
 
@@ -244,20 +245,6 @@ class StrictConversation(Conversation):
             return
         await super()._starttls(argument)
         self._open = self._open and self._nature.tls is not Tls.ABSENT
-
-    async def _ehlo(self, argument: str) -> None:
-        manners = self._manners
-        offered = {
-            "PIPELINING": manners.pipelining,
-            "8BITMIME": manners.eight_bit_mime,
-            "SMTPUTF8": manners.smtputf8,
-            "DSN": manners.dsn,
-            "CHUNKING": manners.chunking,
-            "SIZE": manners.size is not None,
-            "STARTTLS": not self._tls and (manners.tls is not None or manners.broken_tls),
-        }
-        self._offered = {keyword for keyword, is_offered in offered.items() if is_offered}
-        await super()._ehlo(argument)
 
     async def _mail(self, argument: str) -> None:
         self._in_transaction = True

@@ -19,44 +19,27 @@ from tests.support.receivers.cast import CAST, DEAD, EHLO_NAMES, ZONE_CONNECTION
 from tests.support.receivers.conversation import Crowd, Receiver
 from tests.support.receivers.journal import Account, Report
 from tests.support.receivers.ledger import Promise
-from tests.support.receivers.manners import Reader
 from tests.support.receivers.nature import Tls
-from tests.support.sink_conversation import Manners
 
 BEAT = 0.01
 
 
-def manners(member: Member) -> Manners:
+async def _listen(member: Member, port: int, everybody: Crowd) -> Receiver:
     nature, now = member.nature, time.time()
-    certificate = None
+    context = None
     if nature.tls.has_certificate:
         ends = now - DAY if nature.tls is Tls.EXPIRED else now + 90 * DAY
-        certificate = make(member.host, starts=now - 90 * DAY, ends=ends).server_context()
-    return Manners(
-        greeting=f"220 {member.host} ESMTP",
-        esmtp=nature.esmtp,
-        pipelining=nature.pipelining,
-        eight_bit_mime=nature.eight_bit_mime,
-        dsn=nature.dsn,
-        chunking=nature.chunking,
-        tls=certificate,
-        broken_tls=nature.tls in (Tls.GARBAGE, Tls.CLOSED, Tls.REFUSED),
-        size=nature.size,
-        max_recipients=nature.most_recipients,
-        too_many=nature.too_many,
-    )
-
-
-async def _listen(member: Member, port: int, everybody: Crowd) -> Receiver:
+        context = make(member.host, starts=now - 90 * DAY, ends=ends).server_context()
     receiver = Receiver(
-        member.name, member.nature, manners(member), ehlo_names=EHLO_NAMES, everybody=everybody
+        member.name,
+        nature,
+        host=member.address,
+        port=port,
+        tls=context,
+        ehlo_names=EHLO_NAMES,
+        everybody=everybody,
     )
-    loop = asyncio.get_running_loop()
-
-    def protocol() -> asyncio.StreamReaderProtocol:
-        return asyncio.StreamReaderProtocol(Reader(), receiver.serve, loop=loop)
-
-    await loop.create_server(protocol, member.address, port, backlog=1024)
+    await receiver.start()
     return receiver
 
 
