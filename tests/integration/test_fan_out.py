@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +20,9 @@ from zonerelay.operations.answers import BodyPiece, ChangeResult, Count, Deliver
 from zonerelay.operations.catalogue import OPERATIONS, OperationCall, decode_call
 from zonerelay.operations.errors import ControlError, NotFoundError
 from zonerelay.operations.operation import MergeRule, Operation, ResponseKind, fields_of
+from zonerelay.supervisor.merge import fan_out
 from zonerelay.supervisor.merge.fan_out import FanOut
+from zonerelay.telemetry.events.records import MailEvent
 
 F = TypeVar("F")
 
@@ -128,6 +130,36 @@ async def test_workers_look_through_their_queues_at_the_same_time(tmp_path: Path
         listed = await rows(path, requests.QueueList(limit=0), DeliveryRow)
         assert len(listed) == 3
         assert (await ask(path, requests.QueueCount(), Count)).matched == 3
+
+
+class Chatting:
+    """A worker that always has something to tell. It is restarted so many times."""
+
+    def __init__(self, restarts: int) -> None:
+        self._left = restarts
+
+    async def handle(self, request: requests.Request, answer: ResponseStream) -> EndFrame:
+        self._left -= 1
+        if self._left >= 0:
+            return EndFrame()
+        while True:
+            await answer.send(MailEvent(at=1.0, level="info", event="accepted", fields={}))
+            await asyncio.sleep(0.005)
+
+
+async def test_a_busy_relay_tells_the_events_of_a_worker_that_was_restarted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was asked again only when the others had nothing to tell for a second."""
+    monkeypatch.setattr(fan_out, "LOOK_AGAIN", 0.05)
+    call = OperationCall(request=requests.Tail())
+    async with (
+        relay_of(tmp_path, [Chatting(0), Chatting(2)]) as path,
+        aclosing(frames(path, call)) as stream,
+        asyncio.timeout(10),
+    ):
+        while getattr(await anext(stream), "worker", None) != 1:
+            pass
 
 
 class Holder:

@@ -140,7 +140,8 @@ class LiveStream:
         self._relay = relay
         self._call = call
         self._request = call.request
-        self._items: asyncio.Queue[StreamItem | ControlError] = asyncio.Queue(ROOM)
+        self._items: asyncio.Queue[StreamItem | ControlError | None] = asyncio.Queue(ROOM)
+        """Frames, errors, and None for each stream of a worker that has ended."""
         self._read: set[int] = set()
         self._sessions: set[tuple[int | None, int]] = set()
         self._octets = 0
@@ -152,13 +153,11 @@ class LiveStream:
         tasks = Tasks()
         try:
             self._ask_all(tasks)
-            while (self._read or isinstance(self._request, Tail)) or not self._items.empty():
-                try:
-                    async with asyncio.timeout(LOOK_AGAIN):
-                        item = await self._items.get()
-                except TimeoutError:
-                    if isinstance(self._request, Tail):
-                        self._ask_all(tasks)
+            if isinstance(self._request, Tail):
+                tasks.start(self._ask_again(tasks))
+            while self._read or isinstance(self._request, Tail) or not self._items.empty():
+                item = await self._items.get()
+                if item is None:
                     continue
                 if isinstance(item, ControlError):
                     raise item
@@ -176,6 +175,11 @@ class LiveStream:
                 self._read.add(worker)
                 tasks.start(self._follow(worker, path))
 
+    async def _ask_again(self, tasks: Tasks) -> None:
+        while True:
+            await asyncio.sleep(LOOK_AGAIN)
+            self._ask_all(tasks)
+
     async def _follow(self, worker: int, path: Path) -> None:
         asked = WorkerAnswers(self._relay, self._call, sockets={worker: path})
         try:
@@ -187,9 +191,8 @@ class LiveStream:
             await self._items.put(error)
         for why in asked.missing:
             await self._items.put(StreamGap(why=f"{why}; its output is missing until it responds again"))
-        if isinstance(self._request, Tail):
-            await asyncio.sleep(LOOK_AGAIN)
         self._read.discard(worker)
+        await self._items.put(None)
 
     def _over(self, line: TranscriptLine) -> str:
         """Return the reason why the transcript of all workers ends here, or "" if it continues."""
