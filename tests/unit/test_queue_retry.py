@@ -1,6 +1,7 @@
 """When the next attempt happens, and which one is the last."""
 
 import asyncio
+import math
 import sys
 import threading
 import types
@@ -230,7 +231,7 @@ async def test_a_function_that_hangs_is_left_alone_until_it_returns(monkeypatch:
     assert calls == [1]
     assert len(sink.named("trouble")) == 1
     released.set()
-    while isolated._hanging is not None and not isolated._hanging.done():
+    while isolated._threads.stuck(math.inf):
         await asyncio.sleep(0)
     assert await isolated.delay(ENVELOPE, 3) == 5.0
 

@@ -497,8 +497,7 @@ class RoundRobin:
 
     def is_awaited(self, destination: Destination) -> bool:
         """Return whether another destination is waiting for a connection to the same hosts."""
-        blocked = destination.site.blocked
-        return bool(blocked) and any(line is not destination for line in blocked)
+        return bool(destination.site.blocked.keys() - {destination})
 
     def goes_on(self, destination: Destination, now: float, tick: float) -> bool:
         """Return whether the visit may continue before the waiting destinations are visited."""
@@ -533,7 +532,7 @@ class RoundRobin:
         site = self._sites.get(key)
         if site is not None:
             if earlier:
-                self._hurry(site)
+                self._hurry([entry for entry in self._aside if entry[2].site is site])
             self._unblock(site, now)
 
     def granted(self, now: float) -> None:
@@ -552,9 +551,7 @@ class RoundRobin:
                 self.offer(destination, now)
                 if not destination.is_queued:
                     self._give_up(destination)  # it is suspended, or its hosts have no free connection
-        aside, self._aside = self._aside, []
-        for entry in sorted(aside):
-            self._append(entry[2])
+        self._hurry(self._aside)
 
     def _is_granted(self, destination: Destination) -> bool:
         assert self._shared is not None
@@ -676,10 +673,9 @@ class RoundRobin:
         while self._aside and self._aside[0][0] <= tick:
             self._append(heapq.heappop(self._aside)[2])
 
-    def _hurry(self, site: Site) -> None:
-        waiting = [entry for entry in self._aside if entry[2].site is site]
+    def _hurry(self, waiting: list[tuple[float, int, Destination]]) -> None:
+        """Queue some of the destinations that wait aside."""
         if waiting:
             for entry in sorted(waiting):
                 self._append(entry[2])
-            self._aside = [entry for entry in self._aside if entry[2].site is not site]
-            heapq.heapify(self._aside)
+            self._aside = sorted(set(self._aside).difference(waiting))

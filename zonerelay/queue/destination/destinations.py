@@ -170,7 +170,9 @@ class SiteRates:
 
 
 class Pace:
-    """The send times of one destination, limited by the rates of its site and of its zone."""
+    """The send times of one destination, limited by the rates of its site and of its zone. `leased` are those
+    that it has if other workers share the rates, and may become earlier at any time.
+    """
 
     __slots__ = ("_line", "_rates", "leased", "site")
 
@@ -188,9 +190,7 @@ class Pace:
 
     @property
     def pacers(self) -> tuple[AnyPacer, ...]:
-        if self.leased is not None:
-            return (self.leased,)
-        zone = self._rates.zone
+        zone = self._rates.zone  # None if turns are leased
         return self.at_site if zone is None else (*self.at_site, zone)
 
     def is_due(self, now: float) -> bool:
@@ -214,10 +214,10 @@ class Pace:
 class Ticket:
     """The send times that one batch waits for and uses. `end` is called when the batch is over."""
 
-    __slots__ = ("_pace", "_pending", "_started", "taken")
+    __slots__ = ("_pending", "_started", "pace", "taken")
 
     def __init__(self, pace: Pace, now: float) -> None:
-        self._pace = pace
+        self.pace = pace
         self._started = now
         self.taken = False
         # Kept, because the configuration may change before the batch ends, and each pacer must be notified of
@@ -229,30 +229,22 @@ class Ticket:
     @property
     def due(self) -> float:
         """The next available send time."""
-        return max((pacer.next_turn for pacer in self._pace.pacers), default=_NEVER)
-
-    @property
-    def leased(self) -> LeasedTurns | None:
-        """The leased send times if other workers share the rate, so that `due` may become earlier; otherwise
-        None.
-        """
-        return self._pace.leased
+        return max((pacer.next_turn for pacer in self.pace.pacers), default=_NEVER)
 
     def arrived(self, now: float) -> None:
         """Note that the connection of the batch is established."""
-        for pacer in self._pending:
-            if isinstance(pacer, LeasedTurns):
-                pacer.arrived(now - self._started)
+        if self.pace.leased is not None:
+            self.pace.leased.arrived(now - self._started)
 
     def take(self, now: float) -> None:
         """Use a send time, not before `due`."""
-        for pacer in self._pace.pacers:
+        for pacer in self.pace.pacers:
             pacer.take(now)
         if not self.taken:
             self.taken = True
             for pacer in self._pending:
                 pacer.pending -= 1
-            self._pace.changed(earlier=False)
+            self.pace.changed(earlier=False)
 
     def end(self) -> None:
         """End the batch. It can be called more than once."""
@@ -260,7 +252,7 @@ class Ticket:
             self.taken = True
             for pacer in self._pending:
                 pacer.give_back()
-            self._pace.changed(earlier=True)
+            self.pace.changed(earlier=True)
 
 
 class Rates:

@@ -32,7 +32,6 @@ import asyncio
 import math
 import random as _random
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -77,18 +76,17 @@ class IsolatedBackoff:
         self._function = function
         self._events = events
         self._threads = DaemonThreads("backoff", 1)
-        self._hanging: Future[float | None] | None = None
 
     async def delay(self, envelope: Envelope, attempts: int) -> float | None:
-        if self._hanging is not None and not self._hanging.done():
+        now = asyncio.get_running_loop().time()
+        if self._threads.stuck(now - 0.99 * BACKOFF_TIMEOUT):  # timers may be a little early
             return FALLBACK_DELAY
-        call = DaemonCall(partial(self._called, envelope, attempts))
+        call = DaemonCall(partial(self._called, envelope, attempts), now)
         self._threads.submit(call)
         try:
             async with asyncio.timeout(BACKOFF_TIMEOUT):
                 return await asyncio.shield(asyncio.wrap_future(call.answer))
         except Exception as error:  # noqa: BLE001 - a stranger's function may raise anything
-            self._hanging = call.answer
             self._events.error("retry.backoff", error, message_id=envelope.id)
         return FALLBACK_DELAY
 

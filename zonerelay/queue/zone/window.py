@@ -96,7 +96,6 @@ class PriorityWindow:
         self._refills_new = False
         self._resting: set[Backlog] = set()
         self._skip: set[str] = set()
-        self._frozen: frozenset[str] | None = frozenset()
 
     @property
     def is_resting(self) -> bool:
@@ -228,7 +227,6 @@ class PriorityWindow:
     def pass_over(self, line: Backlog, domain: str) -> None:
         if domain not in self._skip:
             self._skip.add(domain)
-            self._frozen = None
             line.passed_over[domain] = None
 
     def skip_list(self) -> frozenset[str]:
@@ -237,9 +235,7 @@ class PriorityWindow:
             if line.waiting >= self.share(line) and self.may_pass_over():
                 for domain in line.domains:
                     self.pass_over(line, domain)
-        if self._frozen is None:
-            self._frozen = frozenset(self._skip)
-        return self._frozen
+        return frozenset(self._skip)
 
     def plan_refill(self) -> ClaimRequest | None:
         """Return the next refill, of new mail and other mail alternately, as there are free places."""
@@ -278,7 +274,6 @@ class PriorityWindow:
         return it again.
         """
         self._skip.discard(domain)
-        self._frozen = None
         line.passed_over.pop(domain, None)
         if not line.passed_over:
             self._sate(line)

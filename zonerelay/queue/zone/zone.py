@@ -582,7 +582,7 @@ async def take_turn(ticket: Ticket, clock: Clock) -> bool:
 
 async def _wait_for_turns(ticket: Ticket, seconds: float) -> None:
     """Wait for `seconds`, or until new send times are available."""
-    turns = ticket.leased
+    turns = ticket.pace.leased
     if turns is None:
         await asyncio.sleep(seconds)
         return
