@@ -8,9 +8,10 @@ comes out has a bare CR or LF; at most four octets are held back; what is stuffe
 import re
 from dataclasses import dataclass
 
+from tests.data.smuggling import END_OF_DATA
 from tests.support.feeding import cuttings, in_pieces
 from zonerelay.smtp.client.stuffing import DotStuffer, stuffed
-from zonerelay.smtp.server.line_ends import END_OF_DATA, BodyReader
+from zonerelay.smtp.server.line_ends import BodyReader
 
 CRLF = b"\r\n"
 
