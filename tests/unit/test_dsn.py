@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from tests.fuzz.targets.messages import check_report
-from zonerelay.message.dsn import MAX_REPLY, DsnKind, Notice, RecipientReport, can_return_whole, compose
+from zonerelay.message.dsn import MAX_REPLY, DsnKind, Notice, RecipientReport, compose
+from zonerelay.message.header import fits_lines
 from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.model.envelope import Envelope, Mailbox, Message, MessageId
 from zonerelay.model.reply import Attempt, Outcome, Reply, Verdict
@@ -232,8 +233,8 @@ def test_a_whole_message_cannot_guess_the_boundary() -> None:
 
 @pytest.mark.parametrize("bad", [b"x\0y\r\n", b"x" * 999 + b"\r\n"])
 def test_what_smtp_cannot_carry_is_not_returned_whole(bad: bytes) -> None:
-    assert can_return_whole(WHOLE + b"x" * 998 + b"\r\n")
-    assert not can_return_whole(WHOLE + bad)
+    assert fits_lines(WHOLE + b"x" * 998 + b"\r\n")
+    assert not fits_lines(WHOLE + bad)
 
 
 def test_utf8_in_the_header_of_smtputf8_mail_has_its_own_types() -> None:

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import msgspec
 
-from zonerelay.message.header import MAX_WORD, crlf, field, filled, rfc5322_date
+from zonerelay.message.header import MAX_WORD, crlf, field, filled, fits_lines, rfc5322_date
 from zonerelay.model.envelope import Mailbox
 
 _LIKE_A_WORD = re.compile(r"=\?[^?]*\?[^?]*\?.*?\?=")
@@ -135,7 +135,7 @@ def part(content_type: str, data: bytes, *, description: str = "", transfer_enco
 
 def _seven_bit(data: bytes) -> tuple[str, bytes]:
     lines = crlf(data)
-    if data.isascii() and b"\0" not in data and all(len(line) <= 998 for line in lines.split(b"\r\n")):
+    if data.isascii() and fits_lines(lines):
         return "7bit", lines
     if sum(octet > 0x7F for octet in data[: 64 * 1024]) * _MANY > min(len(data), 64 * 1024):
         return "base64", base64_lines(lines)

@@ -54,7 +54,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """The content of one notification, about `message` and to its sender. The caller limits the size of the
     returned part.
 
-    With `whole_message` the message comes back instead of its header; it must pass `can_return_whole`.
+    With `whole_message` the message comes back instead of its header; it must pass `header.fits_lines`.
     """
 
     kind: DsnKind
@@ -179,7 +179,6 @@ _MSG_ID = re.compile(r"<[!-;=?-~]{1,900}>")
 _XTEXT = re.compile(r"\+([0-9A-F]{2})")
 _EMBEDDED = re.compile(r"\\x\{([0-9A-F]{2,6})\}")
 _MAX_XTEXT = 512
-_MAX_LINE = 998  # RFC 5322 2.1.1
 
 
 def compose(notice: Notice) -> bytes:
@@ -199,11 +198,6 @@ def compose(notice: Notice) -> bytes:
     digest = hashlib.blake2b(b"".join(parts), digest_size=15).hexdigest()
     body = multipart("report; report-type=delivery-status", digest, [[part] for part in parts])
     return b"".join((_header(notice), encoding.encode(), *body))
-
-
-def can_return_whole(message: bytes) -> bool:
-    """Return whether a report can contain the unmodified message: no NUL and no overlong line."""
-    return b"\0" not in message and all(len(line) <= _MAX_LINE for line in message.split(b"\r\n"))
 
 
 def _returned(notice: Notice) -> bytes:

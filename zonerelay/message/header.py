@@ -92,6 +92,11 @@ def crlf(data: bytes) -> bytes:
     return data if data.endswith(b"\r\n") else data + b"\r\n"
 
 
+def fits_lines(data: bytes) -> bool:
+    """Return whether a body can be sent unencoded: it has no NUL and no overlong line."""
+    return b"\0" not in data and all(len(line) <= MAX_LINE for line in data.split(b"\r\n"))
+
+
 def _breakable(text: str) -> list[str]:
     words: list[str] = []
     for word in text.split(" "):

@@ -14,8 +14,8 @@ from dataclasses import KW_ONLY, dataclass
 from msgspec import structs
 
 from zonerelay.config.settings import BounceSettings, ZoneSettings
-from zonerelay.message.dsn import DsnKind, Notice, RecipientReport, can_return_whole, compose
-from zonerelay.message.header import parse_header
+from zonerelay.message.dsn import DsnKind, Notice, RecipientReport, compose
+from zonerelay.message.header import fits_lines, parse_header
 from zonerelay.model import envelope as envelopes
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, queue_of
@@ -128,7 +128,7 @@ class DsnMaker:
             self.events.error("queue.report_header", error, message_id=message.id)
             return b"", b""
         text = bytes(head)
-        return self._header_of(text), text if whole and can_return_whole(text) else b""
+        return self._header_of(text), text if whole and fits_lines(text) else b""
 
     def _header_of(self, head: bytes) -> bytes:
         """Return whole lines up to the end of the header or the size limit."""

@@ -33,6 +33,8 @@ from zonerelay.smtp.server.paths import command_error
 # may relay. An IPv4 address that is mapped into IPv6 is an IPv4 address, as it is for clients on a
 # dual-stack socket.
 
+_PORT = re.compile(r"0|[1-9][0-9]{0,4}", re.ASCII)
+
 
 def canonical(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
@@ -52,12 +54,9 @@ def ipv6(text: str) -> str:
 
 def port(text: str) -> int:
     """Parse a decimal number up to 65535 without leading zeros."""
-    if not (text.isascii() and text.isdigit()) or (len(text) > 1 and text[0] == "0") or len(text) > 5:
+    if not _PORT.fullmatch(text) or int(text) > 65535:
         raise ValueError("not a port number")
-    number = int(text)
-    if number > 65535:
-        raise ValueError("not a port number")
-    return number
+    return int(text)
 
 
 MAX_LINE = 107  # bytes with CRLF, version 1
@@ -69,9 +68,9 @@ _VERBS = frozenset((b"EHLO", b"HELO", b"MAIL", b"RCPT", b"DATA", b"RSET", b"NOOP
 _FIXED = 16  # bytes of version 2 up to the addresses
 
 _LOCAL, _PROXY = 0x0, 0x1
-_UNSPEC, _INET, _INET6, _UNIX = 0x0, 0x1, 0x2, 0x3
-_STREAM, _DGRAM = 0x1, 0x2
-_ADDRESS_OCTETS = {_UNSPEC: 0, _INET: 12, _INET6: 36, _UNIX: 216}
+_STREAM = 0x1
+# By family (unspecified, IPv4, IPv6, Unix): source and destination address, source and destination port.
+_ADDRESSES = [struct.Struct(form) for form in ("", "!4s4sHH", "!16s16sHH", "216x")]
 
 
 class ProxyFault(Exception):
@@ -194,20 +193,15 @@ def _parse_binary(header: bytes) -> ProxyHeader:
     if header[12] & 0xF == _LOCAL:
         return _NOBODY  # its family is to be ignored
     family, transport = header[13] >> 4, header[13] & 0xF
-    if family not in _ADDRESS_OCTETS or transport > _DGRAM:
-        raise ProxyFault(f"PROXY header: unknown family or transport 0x{header[13]:02x}")
-    if transport == _DGRAM:
-        raise ProxyFault("PROXY header: datagram transports are not supported")
-    if len(header) < _FIXED + _ADDRESS_OCTETS[family]:
+    if family >= len(_ADDRESSES) or transport > _STREAM:
+        raise ProxyFault(f"PROXY header: family or transport 0x{header[13]:02x} is not supported")
+    if len(header) < _FIXED + _ADDRESSES[family].size:
         raise ProxyFault(f"PROXY header: {len(header)} bytes are too few for its addresses")
-    if transport != _STREAM or family in (_UNSPEC, _UNIX):
+    named = _ADDRESSES[family].unpack_from(header, _FIXED)
+    if transport != _STREAM or not named:
         return _NOBODY
-    # In network byte order: source and destination address, source and destination port.
-    width = 4 if family == _INET else 16
-    packed = header[_FIXED : _FIXED + width]
-    source = ipaddress.IPv4Address(packed) if width == 4 else ipaddress.IPv6Address(packed)
-    (port,) = struct.unpack_from("!H", header, _FIXED + 2 * width)
-    return ProxyHeader(canonical(source), int(port))
+    source, _, port, _ = named
+    return ProxyHeader(canonical(ipaddress.ip_address(source)), port)
 
 
 # The argument of XCLIENT (Postfix's XCLIENT_README): the client in front of a trusted server.
