@@ -21,7 +21,7 @@ from zonerelay.routing.destinations.route import Batch, MxHost, Route
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, TlsaRecord
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.store.contract import CHUNK_SIZE, ClaimLostError, StoreError
-from zonerelay.telemetry.events.events import Events, SmarthostEvents
+from zonerelay.telemetry.events.events import Events
 
 ZONE = ZoneSettings(allow_private_addresses=True, chunking=True)
 TEXT = b"Subject: test\r\n\r\nHello.\r\n"
@@ -135,13 +135,13 @@ def make_renderer(bodies: Bodies, *, clock: Clock, log: EventLog | None = None) 
 def make_logins(
     clock: Clock,
     *credentials: CredentialSettings,
-    events: SmarthostEvents | None = None,
+    events: Events | None = None,
     environment: Mapping[str, str] | None = None,
     directory: Path = Path("/nowhere"),
     zone: ZoneSettings = ZONE,
     post: Post = post,
 ) -> Logins:
-    events = events or events_into(EventLog(), clock).smarthosts
+    events = events or events_into(EventLog(), clock)
     logins = Logins(clock, events, environment or {}, directory=directory, post=post)
     logins.configure(credentials, senders_of(credentials), [zone])
     return logins

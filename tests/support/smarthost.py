@@ -160,7 +160,7 @@ class LoginBed:
         self.logins = make_logins(
             self.clock,
             *credentials,
-            events=events.smarthosts,
+            events=events,
             zone=zone,
             directory=directory / "refresh-tokens",
             environment=environment,

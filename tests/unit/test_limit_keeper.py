@@ -60,7 +60,7 @@ class Kept:
         self.keeper = LimitKeeper(
             self.authority,
             self.clock,
-            events_into(self.sink, self.clock).limits,
+            events_into(self.sink, self.clock),
             granted=self.granted.append,
             relieve=lambda zone: None,
         )

@@ -22,7 +22,7 @@ from zonerelay.routing.destinations.route import MxHost, Route, TlsDemand, Unrou
 from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.routing.mta_sts import RETRY_AFTER, PolicyLookup, StsMode, StsPolicy, parse_policy
-from zonerelay.telemetry.events.events import StsEvents
+from zonerelay.telemetry.events.events import Events
 
 DAY = 86_400
 GOOD = "version: STSv1\nmode: enforce\nmx: mx1.example.com\nmx: *.example.net\nmax_age: 604800\n"
@@ -221,19 +221,19 @@ class Domain:
 class Log:
     lines: list[str] = field(default_factory=list)
 
-    def looked_up(self, result: str) -> None:
+    def sts_looked_up(self, result: str) -> None:
         self.lines.append(f"looked up: {result}")
 
-    def fetched(self, domain: str, *, mode: str, policy_id: str, expires: float) -> None:
+    def sts_fetched(self, domain: str, *, mode: str, policy_id: str, expires: float) -> None:
         self.lines.append(f"fetched: {mode} {policy_id}")
 
-    def failed(self, domain: str, problem: str, *, kept_until: float | None) -> None:
+    def sts_failed(self, domain: str, problem: str, *, kept_until: float | None) -> None:
         self.lines.append(f"failed, {'kept' if kept_until else 'none kept'}: {problem}")
 
-    def mismatch(self, domain: str, hosts: Sequence[str], *, mode: str) -> None:
+    def sts_mismatch(self, domain: str, hosts: Sequence[str], *, mode: str) -> None:
         self.lines.append(f"mismatch: {mode} {' '.join(hosts)}")
 
-    def files(self, problem: str) -> None:
+    def sts_files(self, problem: str) -> None:
         self.lines.append(f"files: {problem}")
 
     def of_fetches(self) -> list[str]:
@@ -251,7 +251,7 @@ class Stage:
     def start(self) -> mta_sts.StsPolicies:
         self.policies = mta_sts.StsPolicies(
             cast(Resolver, self.domain),
-            cast(StsEvents, self.log),
+            cast(Events, self.log),
             self.clock,
             files=mta_sts.StsFiles(self.directory),
             fetch=self.domain.fetch,
@@ -547,7 +547,7 @@ class Mismatches:
     def __init__(self) -> None:
         self.hosts: list[str] = []
 
-    def mismatch(self, domain: str, hosts: Sequence[str], *, mode: str) -> None:
+    def sts_mismatch(self, domain: str, hosts: Sequence[str], *, mode: str) -> None:
         self.hosts += hosts
 
 
@@ -563,7 +563,7 @@ def judged(
     hosts = tuple(MxHost(host, 25, at) for at, host in enumerate(HOSTS))
     route = Route("default", "example.com", hosts, NOW + 300, secure=secure)
     held = None if policy_of is None else mta_sts.CachedPolicy.of("example.com", "7", policy_of, NOW)
-    events = cast(StsEvents, mismatches or Mismatches())
+    events = cast(Events, mismatches or Mismatches())
     return by_policy(zone or ZoneSettings(), route, entry, PolicyLookup(held, NOW + expires), events)
 
 

@@ -48,7 +48,7 @@ from zonerelay.config.units import Rate
 from zonerelay.limits import authority as limits
 from zonerelay.model.clock import Clock
 from zonerelay.process.tasks import cancel_all
-from zonerelay.telemetry.events.events import LimitEvents
+from zonerelay.telemetry.events.events import Events
 
 CLOCK_MEMORY = 60.0
 """Seconds for which the bounds from an answer are used."""
@@ -644,13 +644,13 @@ class LimitKeeper:
 
     authority: limits.LimitAuthority
     clock: Clock
-    events: LimitEvents
+    events: Events
     _: KW_ONLY
     granted: Callable[[str], None]
     relieve: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        self.events.read(self.figures)
+        self.events.read_limits(self.figures)
         self._zones: WeakValueDictionary[str, ZoneAllowance] = WeakValueDictionary()
         """The zones that are configured, and those of mailboxes, as long as the scheduler uses them."""
         self._busy: dict[ZoneAllowance, None] = {}
@@ -839,7 +839,7 @@ class LimitKeeper:
             turns.given(given)
         self._note_back("", zone.name)
         for seconds in waited:
-            self.events.waited(seconds)
+            self.events.limit_waited(seconds)
         if opened or answer.held or any(answer.turns):
             self.granted(zone.name)
 
@@ -847,11 +847,11 @@ class LimitKeeper:
         is_new = not self._lost
         self._lost[zone] = reason
         if is_new:
-            self.events.lost(self.authority.name, reason)
+            self.events.limits_lost(self.authority.name, reason)
 
     def _note_back(self, *zones: str) -> None:
         was = bool(self._lost)
         for zone in zones:
             self._lost.pop(zone, None)
         if was and not self._lost:
-            self.events.restored(self.authority.name)
+            self.events.limits_restored(self.authority.name)

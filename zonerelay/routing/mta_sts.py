@@ -34,7 +34,7 @@ from zonerelay.process.webclient import Resolve, Response, WebError, fetch
 from zonerelay.routing.addresses import ascii_domain, is_private
 from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus
 from zonerelay.routing.dns.resolver import Resolver
-from zonerelay.telemetry.events.events import StsEvents
+from zonerelay.telemetry.events.events import Events
 
 # MTA-STS (RFC 8461) as texts and values: the TXT record, the policy, and the hosts that it allows. Pure.
 #
@@ -294,7 +294,7 @@ class StsPolicies:
     """Looks up, fetches and caches MTA-STS policies. `files` has those that survive a restart."""
 
     names: Resolver
-    events: StsEvents
+    events: Events
     clock: Clock
     _: KW_ONLY
     files: StsFiles
@@ -326,7 +326,7 @@ class StsPolicies:
         elif held is not None and held.refresh_from <= self.clock.now():
             self._start_fetch(zone, domain, announced or held.id)
         found = self._found(held, answer, domain if announced else "")
-        self.events.looked_up(_result(found, answer))
+        self.events.sts_looked_up(_result(found, answer))
         return found
 
     def held(self, domain: str) -> CachedPolicy | None:
@@ -415,7 +415,7 @@ class StsPolicies:
     def _failed(self, domain: str, problem: str) -> None:
         self._failures[domain] = PolicyLookup(None, self.clock.now() + RETRY_AFTER, problem)
         held = self.held(domain)
-        self.events.failed(domain, problem, kept_until=held.expires if held is not None else None)
+        self.events.sts_failed(domain, problem, kept_until=held.expires if held is not None else None)
 
     # ---- keeping ---------------------------------------------------------------------------------
 
@@ -424,13 +424,13 @@ class StsPolicies:
         self._held.move_to_end(held.domain)
         self._failures.pop(held.domain, None)
         oldest = self._held.popitem(last=False)[0] if len(self._held) > MAX_POLICIES else ""
-        self.events.fetched(held.domain, mode=held.mode.value, policy_id=held.id, expires=held.expires)
+        self.events.sts_fetched(held.domain, mode=held.mode.value, policy_id=held.id, expires=held.expires)
         try:
             await FILES.run(self.files.save, held)
             if oldest:
                 await FILES.run(self.files.remove, oldest)
         except OSError as error:
-            self.events.files(f"the policy of {held.domain} cannot be kept: {error}")
+            self.events.sts_files(f"the policy of {held.domain} cannot be kept: {error}")
 
     async def _loaded(self) -> None:
         """Wait until the policies on disk have been read."""
@@ -445,7 +445,7 @@ class StsPolicies:
         except OSError as error:
             policies, problems = [], [str(error)]
         for problem in problems:
-            self.events.files(problem)
+            self.events.sts_files(problem)
         self._held.update((held.domain, held) for held in reversed(policies))
 
 

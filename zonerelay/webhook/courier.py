@@ -309,7 +309,7 @@ class WebhookCourier:
         for item in lost:
             self._remove(item, self._lines[item.about.source])
         count = sum(item.about.events - item.done for item in lost)
-        self.events.webhooks.lost(self.name, count, why)
+        self.events.webhook_lost(self.name, count, why)
         changes: list[Change] = []
         if not self.is_disabled:
             gaps = self._earlier_gaps()
@@ -427,7 +427,7 @@ class WebhookCourier:
     def note(self, problem: str) -> None:
         """Show why no event can be posted now."""
         if not self.problem:
-            self.events.webhooks.failing(self.name, problem)
+            self.events.webhook_failing(self.name, problem)
         self.problem = problem
 
     def _worked(self, line: MessagePosts) -> None:
@@ -437,7 +437,7 @@ class WebhookCourier:
             self._release()
         if self.problem:
             self.problem = ""
-            self.events.webhooks.restored(self.name)
+            self.events.webhook_restored(self.name)
 
     def _release(self) -> None:
         self._ready.extend(line for _, _, line in sorted(self._later))
@@ -453,7 +453,7 @@ class WebhookCourier:
         self.note(answer.text)
         if answer.gone:
             self.is_disabled = True
-            self.events.webhooks.disabled(self.name)
+            self.events.webhook_disabled(self.name)
         if (answer.down or self._failures >= DOWN_AFTER) and now >= self._pause:
             pause = min(SCHEDULE[0] * 2 ** min(self._failures - 1, 10), PAUSE_MOST)
             self._pause = now + max(self._jittered(pause), answer.wait)

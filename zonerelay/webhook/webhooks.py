@@ -147,7 +147,7 @@ class Webhooks:
                 count += sum(EventPosition.read(each.recipient).events for each in found)
                 await self.store.settle([Finish(each) for each in found])
             if count:
-                self.events.webhooks.lost(name, count, "no [[webhook]] has this name any longer")
+                self.events.webhook_lost(name, count, "no [[webhook]] has this name any longer")
 
     async def close(self) -> None:
         """Close the couriers, while the store accepts writes. Events are still created, and posted after the

@@ -96,9 +96,9 @@ class OutboundSide:
         self._events = events
         self.dkim_keys: DkimKeys | None = None
         self.srs: Srs | None = None
-        self.resolver = Resolver(settings.dns, clock, observer=events.name_servers)
+        self.resolver = Resolver(settings.dns, clock, observer=events)
         files = StsFiles(policy_directory(settings))
-        self._sts = StsPolicies(self.resolver, events.sts, clock, files=files, port=context.policy_port)
+        self._sts = StsPolicies(self.resolver, events, clock, files=files, port=context.policy_port)
         self.router = MxRouter(
             self.resolver,
             hostname=context.hostname,
@@ -110,7 +110,7 @@ class OutboundSide:
         self.limits = self._shared_limits(settings, context, granted)
         self.sources = SourceSelection(clock, events)
         self.logins = Logins(
-            clock, events.smarthosts, context.environment, directory=token_directory(settings), resume=resume
+            clock, events, context.environment, directory=token_directory(settings), resume=resume
         )
         events.metrics.smarthosts.attach(self.logins.login_states)
         self._signing = DkimSigner(threaded=len(os.sched_getaffinity(0)) > 1)
@@ -177,7 +177,7 @@ class OutboundSide:
         return LimitKeeper(
             authority,
             context.clock,
-            context.events.limits,
+            context.events,
             granted=start_more,
             relieve=lambda zone: self.courier.pool.relieve(zone),
         )

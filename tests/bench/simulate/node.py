@@ -23,7 +23,7 @@ from zonerelay.queue.settle.settler import Settler, SettlerCallbacks
 from zonerelay.queue.zone.zone import ZoneParts
 from zonerelay.routing.destinations.route import DestinationLimits
 from zonerelay.routing.zones.zones import ZoneChoice, ZoneOf
-from zonerelay.telemetry.events.events import Events, LimitEvents
+from zonerelay.telemetry.events.events import Events
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.telemetry.metrics.metrics import Metrics
 
@@ -65,15 +65,17 @@ class DistantAuthority:
         return least + (most - least) * self._random.random()
 
 
-class KeeperEvents(LimitEvents, frozen=True):
+class KeeperEvents(Events):
     """What a node's keeper tells of."""
 
-    figures: Figures
+    def __init__(self, figures: Figures, clock: Clock) -> None:
+        super().__init__(figures, Metrics(), Redactor(b"k" * 32, enabled=False), clock)
+        self.figures = figures
 
-    def waited(self, seconds: float) -> None:
+    def limit_waited(self, seconds: float) -> None:
         self.figures.leases.add(seconds)
 
-    def lost(self, authority: str, reason: str) -> None:
+    def limits_lost(self, authority: str, reason: str) -> None:
         self.figures.fault(f"{authority} is out of reach: {reason}")
 
 
@@ -164,7 +166,7 @@ class Node:
             return None
         self._lives += 1
         authority = DistantAuthority(self._table, f"node{self._number}.{self._lives}", self._random)
-        events = KeeperEvents(lambda *_, **__: None, Metrics(), self._figures)
+        events = KeeperEvents(self._figures, self.clock)
         return LimitKeeper(
             authority,
             self.clock,

@@ -54,7 +54,7 @@ async def explanation(settings: Settings, request: Explain) -> Explanation:
     # The relay's cache is read; the results of this request are not added to it.
     files = StsFiles(policy_directory(settings), writable=False)
     events = _events(Console(quiet=True))
-    sts = StsPolicies(resolver, events.sts, clock, files=files)
+    sts = StsPolicies(resolver, events, clock, files=files)
     try:
         with refused(ValueError, status=USAGE):
             explainer = _explainer(settings, resolver, sts, events, hostname)

@@ -41,7 +41,7 @@ from zonerelay.smtp.client.extensions import Capabilities
 from zonerelay.smtp.client.replies import make_reply, printable
 
 if TYPE_CHECKING:  # a command that only explains needs no metrics
-    from zonerelay.telemetry.events.events import SmarthostEvents
+    from zonerelay.telemetry.events.events import Events
     from zonerelay.telemetry.metrics.instruments import Figures
 
 MAX_SHOWN = 200
@@ -151,7 +151,7 @@ class Login:
         words = f"{reply} ({talking.mechanism.explanation})" if talking.mechanism.explanation else str(reply)
         words = sasl.without_secrets(words, self.identity)[:MAX_WORDS]
         if reply.is_transient:
-            self.logins.events.answered(account.zone, "failed")
+            self.logins.events.login_answered(account.zone, "failed")
             text = f"{dialog.who} rejected the login: {words}"
             raise HostFailure(Reply(454, reply.detail or "7.0", text), address=dialog.address)
         if not self.is_new:
@@ -192,7 +192,7 @@ class Logins:
     """
 
     clock: Clock
-    events: SmarthostEvents
+    events: Events
     environment: InitVar[Mapping[str, str]]
     _: KW_ONLY
     directory: InitVar[Path]
@@ -231,7 +231,7 @@ class Logins:
         ]
         wanted = {(zone.name, name) for zone in zones for name in zone.credentials}
         wanted |= {(name, name) for name in self._mailboxes}
-        self.events.declare(sorted({zone for zone, _ in wanted}))
+        self.events.declare_logins(sorted({zone for zone, _ in wanted}))
         for key, account in list(self._accounts.items()):
             if key not in wanted:
                 del self._accounts[key]
@@ -385,23 +385,23 @@ class Logins:
         pauses = accounts.LOGIN_PAUSES if is_final else accounts.SHORT_PAUSES
         news = problem != account.problem
         account.refuse(problem, material=material, now=self.clock.monotonic(), pauses=pauses)
-        self.events.answered(account.zone, "broken")
+        self.events.login_answered(account.zone, "broken")
         if news:
-            self.events.broken(account.zone, account.credential, problem)
+            self.events.login_broken(account.zone, account.credential, problem)
 
     def refused(self, account: Account, dialog: AuthDialog, problem: str, material: str) -> None:
         if account.credential in self._tokens:
             self._tokens[account.credential].forget()
         now = self.clock.monotonic()
         account.refuse(problem, host=dialog.who, address=dialog.address, material=material, now=now)
-        self.events.answered(account.zone, "refused")
-        self.events.refused(account.zone, account.credential, dialog.who, problem)
+        self.events.login_answered(account.zone, "refused")
+        self.events.login_refused(account.zone, account.credential, dialog.who, problem)
 
     def accepted(self, account: Account, dialog: AuthDialog, material: str) -> None:
         news = account.accept(material)
-        self.events.answered(account.zone, "ok")
+        self.events.login_answered(account.zone, "ok")
         if news:
-            self.events.restored(account.zone, account.credential, dialog.who)
+            self.events.login_restored(account.zone, account.credential, dialog.who)
 
 
 def senders_of(credentials: Sequence[CredentialSettings]) -> Senders:

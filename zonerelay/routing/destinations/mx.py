@@ -42,7 +42,7 @@ from zonerelay.routing.mta_sts import CachedPolicy, PolicyLookup, StsMode, StsPo
 from zonerelay.routing.zones.address_patterns import AddressPatterns, AddressTable
 from zonerelay.routing.zones.route_rules import RuleIndex, TextIndex
 from zonerelay.smtp.server.paths import literal_address
-from zonerelay.telemetry.events.events import StsEvents
+from zonerelay.telemetry.events.events import Events
 
 
 class DestinationEntry:
@@ -171,7 +171,7 @@ def on_terms(
 
 
 def by_policy(
-    zone: ZoneSettings, route: Route, entry: DestinationEntry | None, found: PolicyLookup, events: StsEvents
+    zone: ZoneSettings, route: Route, entry: DestinationEntry | None, found: PolicyLookup, events: Events
 ) -> Route | Unroutable:
     """Return the route with the TLS requirements of the domain's policy."""
     route = structs.replace(route, expires=min(route.expires, found.expires))
@@ -181,7 +181,7 @@ def by_policy(
     hosts = tuple(host for host in route.hosts if held.allows(host.name))
     others = [host for host in route.hosts if host not in hosts]
     if others:
-        events.mismatch(held.domain, [host.name for host in others], mode=held.mode.value)
+        events.sts_mismatch(held.domain, [host.name for host in others], mode=held.mode.value)
     if held.mode is StsMode.TESTING:
         return on_terms(zone, route, entry)
     if not hosts:

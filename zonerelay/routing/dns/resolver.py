@@ -56,7 +56,7 @@ from zonerelay.routing.dns import answers
 from zonerelay.routing.dns.answers import TRY_TIMEOUT, Addresses, DnsAnswer, DnsStatus, ParsedAnswer, Record
 
 if TYPE_CHECKING:
-    from zonerelay.telemetry.events.events import NameServerEvents
+    from zonerelay.telemetry.events.events import Events
 
 
 # Detects that no name server answers. A domain whose own servers are silent or broken is not an outage.
@@ -86,7 +86,7 @@ class NameServerWatch:
     """
 
     def __init__(
-        self, servers: str, ask: Callable[[str], Awaitable[DnsStatus]], observer: NameServerEvents | None
+        self, servers: str, ask: Callable[[str], Awaitable[DnsStatus]], observer: Events | None
     ) -> None:
         self.servers = servers
         self._ask = ask
@@ -153,7 +153,7 @@ class NameServerWatch:
         loop = asyncio.get_running_loop()
         self._reason, self._since = reason, loop.time()
         if self._observer is not None:
-            self._observer.lost(self.servers, reason)
+            self._observer.name_servers_lost(self.servers, reason)
         if self._task is not None:
             self._task.cancel()
         self._task = loop.create_task(self._look_again())
@@ -172,7 +172,9 @@ class NameServerWatch:
             return
         self._reason = None
         if self._observer is not None:
-            self._observer.restored(self.servers, asyncio.get_running_loop().time() - self._since)
+            self._observer.name_servers_restored(
+                self.servers, asyncio.get_running_loop().time() - self._since
+            )
         if self.on_restored is not None:
             self.on_restored()
         # If the task itself has received the answer, its loop ends here.
@@ -413,7 +415,7 @@ class Resolver:
         *,
         hosts: Hosts | None = None,
         random: Random | None = None,
-        observer: NameServerEvents | None = None,
+        observer: Events | None = None,
     ) -> None:
         """Create the resolver. `observer` is notified when no name server answers, and when one
         does again.
@@ -549,7 +551,7 @@ class Resolver:
             reading = await self._read(name, kind, self.settings.timeout)
         self.watch.ended(name, reading.status)
         if self._observer is not None:
-            self._observer.asked(reading.status.name.lower())
+            self._observer.dns_asked(reading.status.name.lower())
         status, ttl, longest = reading.status, reading.ttl, self.settings.negative_ttl
         records = tuple(kind.order(reading.records))[:MAX_RECORDS]
         if records:

@@ -5,11 +5,10 @@ with its own form of addresses. Events have fields, not sentences. Addresses pas
 text passes `redact.text`. Only zone names, outcomes and reasons from our own fixed lists become metric
 labels. Never raises.
 
-Four subsystems have classes of their own: shared limits, MTA-STS, name servers and smarthosts. Domains are
-shown as destinations are, and text from remote hosts is redacted. A failed fetch of an MTA-STS policy is a
-warning even while an older policy is active, because an operator has to act before that expires (RFC 8461,
-section 10.2). A refused login at a smarthost is an error, because the mail of a whole zone waits until an
-operator corrects it.
+Domains are shown as destinations are, and text from remote hosts is redacted. A failed fetch of an MTA-STS
+policy is a warning even while an older policy is active, because an operator has to act before that expires
+(RFC 8461, section 10.2). A refused login at a smarthost is an error, because the mail of a whole zone waits
+until an operator corrects it.
 """
 
 import inspect
@@ -20,8 +19,6 @@ from functools import wraps
 from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any, Protocol, TypeVar, cast
-
-import msgspec
 
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, DeliveryKey, queue_of
@@ -81,8 +78,6 @@ def shown(fields: Mapping[str, Any], redact: Redactor) -> dict[str, Field]:
     }
 
 
-Report = Callable[..., None]
-"""`Events.report`."""
 F = TypeVar("F", bound=Callable[..., None])
 
 
@@ -108,143 +103,6 @@ def logged(level: str, event: str = "", **more: Any) -> Callable[[F], F]:
         return cast(F, report)
 
     return decorated
-
-
-class _SubsystemEvents(msgspec.Struct, frozen=True):
-    """The events of one subsystem."""
-
-    report: Report
-    _metrics: Metrics
-
-
-class LimitEvents(_SubsystemEvents, frozen=True):
-    """Logs and counts events of shared limits. Never raises."""
-
-    def read(self, figures: Callable[[], Mapping[str, tuple[int, int, int]]]) -> None:
-        """Attach the function that reads the numbers of slots held, connections open and slots wanted, by
-        zone.
-        """
-
-        def places() -> Mapping[str, Figures]:
-            numbers = Counter[tuple[str, ...]]()
-            for zone, given in figures().items():
-                for state, number in zip(("held", "used", "wanted"), given, strict=True):
-                    numbers[queue_of(zone).label, state] += number
-            return {"zonerelay_limits_places": numbers}
-
-        self._metrics.limits.attach(places)
-
-    def waited(self, seconds: float) -> None:
-        self._metrics.limit_waits.observe(seconds)
-
-    @logged("warning", "limits-lost")
-    def lost(self, authority: str, reason: str) -> None:
-        self._metrics.limits_lost.value += 1
-        self._metrics.limits_reachable.value = 0
-
-    @logged("info", "limits-restored")
-    def restored(self, authority: str) -> None:
-        self._metrics.limits_reachable.value = 1
-
-
-class StsEvents(_SubsystemEvents, frozen=True):
-    """Logs and counts MTA-STS events. Never raises."""
-
-    def looked_up(self, result: str) -> None:
-        """Count a lookup: `enforce`, `testing` or `none` by the mode of the active policy; `absent` or
-        `failed`.
-        """
-        self._metrics.sts_look_ups.add((result,))
-
-    @logged("info", "mta-sts-policy")
-    def fetched(self, domain: str, *, mode: str, policy_id: str, expires: float) -> None:
-        self._metrics.sts_fetches.add(("fetched",))
-
-    @logged("warning", "mta-sts-failed")
-    def failed(self, domain: str, problem: str, *, kept_until: float | None) -> None:
-        """Report that a policy cannot be fetched; the cached one is used until `kept_until`."""
-        self._metrics.sts_fetches.add(("failed",))
-
-    @logged("warning", "mta-sts-mismatch")
-    def mismatch(self, domain: str, hosts: Sequence[str], *, mode: str) -> None:
-        """Report MX hosts that the policy does not name; they are not used in mode enforce."""
-        self._metrics.sts_mismatches.add((mode,))
-
-    @logged("warning", "mta-sts-files")
-    def files(self, problem: str) -> None:
-        """Report a policy on disk that cannot be read, or one that cannot be stored there."""
-
-
-class NameServerEvents(_SubsystemEvents, frozen=True):
-    """Logs and counts events of name servers. Never raises."""
-
-    def asked(self, result: str) -> None:
-        """Count a DNS query; `result` is one of `DNS_RESULTS`."""
-        self._metrics.dns_look_ups.add((result,))
-
-    @logged("error", "name-servers-lost")
-    def lost(self, servers: str, reason: str) -> None:
-        """Report that mail is waiting for DNS lookups."""
-        self._metrics.name_servers_lost.value += 1
-        self._metrics.name_servers_reachable.value = 0
-
-    @logged("info", "name-servers-restored")
-    def restored(self, servers: str, seconds: float) -> None:
-        self._metrics.name_servers_reachable.value = 1
-
-
-class SmarthostEvents(_SubsystemEvents, frozen=True):
-    """Logs and counts logins at smarthosts. Never raises."""
-
-    def declare(self, zones: Iterable[str]) -> None:
-        """Show the counters of the zones that log in from the start, with 0."""
-        labels = ((queue_of(zone).label, result) for zone in zones for result in RESULTS)
-        self._metrics.smarthost_logins.declare(labels)
-
-    def answered(self, zone: str, result: str) -> None:
-        """Count a login: `ok`, `refused`, `failed` (temporarily), or `broken` (it could not even be
-        tried).
-        """
-        self._metrics.smarthost_logins.add((queue_of(zone).label, result))
-
-    @logged("error", "login-refused")
-    def refused(self, zone: str, credential: str, host: str, reply: str) -> None:
-        """Report a refused login. It is not retried for a while; all mail that needs the credential waits."""
-
-    @logged("error", "login-broken")
-    def broken(self, zone: str, credential: str, problem: str) -> None:
-        """Report an unreadable secret, or a token server that issues no token."""
-
-    @logged("info", "login-restored")
-    def restored(self, zone: str, credential: str, host: str) -> None:
-        """Report that a credential that was refused or broken is in use again."""
-
-    @logged("warning", "token-trouble")
-    def token_problem(self, credential: str, problem: str) -> None:
-        """Report a failed renewal while the token is still valid, or a refresh token that was not stored."""
-
-
-class WebhookEvents(_SubsystemEvents, frozen=True):
-    """Logs and counts webhook events. Never raises."""
-
-    @logged("warning", "webhook-failing")
-    def failing(self, webhook: str, problem: str) -> None:
-        """Report a webhook that does not respond, once until it responds again. Its events wait."""
-
-    @logged("info", "webhook-restored")
-    def restored(self, webhook: str) -> None:
-        """Report a webhook that responds again."""
-
-    @logged("error", "webhook-disabled")
-    def disabled(self, webhook: str) -> None:
-        """Report that the webhook answered 410 and wants no more events."""
-
-    @logged("error", "webhook-gap")
-    def lost(self, webhook: str, lost: int, why: str) -> None:
-        """Report lost events. A webhook.gap event reports them to the endpoint, unless the webhook was
-        removed.
-        """
-        self._metrics.webhook_events.add((webhook, "lost"), lost)
 
 
 class HistorySink(Protocol):
@@ -278,11 +136,6 @@ class Events:
         self._clock = clock
         self._history = history
         self._refusals = LineLimits(self._refused_more, clock.now)
-        self.sts = StsEvents(self.report, metrics)
-        self.limits = LimitEvents(self.report, metrics)
-        self.name_servers = NameServerEvents(self.report, metrics)
-        self.smarthosts = SmarthostEvents(self.report, metrics)
-        self.webhooks = WebhookEvents(self.report, metrics)
         self.tell_webhooks: Callable[[str, dict[str, Field]], None] = lambda event, fields: None
         """Is told of the relay's own events."""
 
@@ -648,6 +501,116 @@ class Events:
     @logged("warning", "row-refused")
     def row_refused(self, row: int, problem: str) -> None:
         """Log a row of the outbox that can never be sent and has failed without an attempt."""
+
+    def read_limits(self, figures: Callable[[], Mapping[str, tuple[int, int, int]]]) -> None:
+        """Attach the function that reads the numbers of slots held, connections open and slots wanted, by
+        zone.
+        """
+
+        def places() -> Mapping[str, Figures]:
+            numbers = Counter[tuple[str, ...]]()
+            for zone, given in figures().items():
+                for state, number in zip(("held", "used", "wanted"), given, strict=True):
+                    numbers[queue_of(zone).label, state] += number
+            return {"zonerelay_limits_places": numbers}
+
+        self.metrics.limits.attach(places)
+
+    def limit_waited(self, seconds: float) -> None:
+        self.metrics.limit_waits.observe(seconds)
+
+    @logged("warning", "limits-lost")
+    def limits_lost(self, authority: str, reason: str) -> None:
+        self.metrics.limits_lost.value += 1
+        self.metrics.limits_reachable.value = 0
+
+    @logged("info", "limits-restored")
+    def limits_restored(self, authority: str) -> None:
+        self.metrics.limits_reachable.value = 1
+
+    def sts_looked_up(self, result: str) -> None:
+        """Count a lookup: `enforce`, `testing` or `none` by the mode of the active policy; `absent` or
+        `failed`.
+        """
+        self.metrics.sts_look_ups.add((result,))
+
+    @logged("info", "mta-sts-policy")
+    def sts_fetched(self, domain: str, *, mode: str, policy_id: str, expires: float) -> None:
+        self.metrics.sts_fetches.add(("fetched",))
+
+    @logged("warning", "mta-sts-failed")
+    def sts_failed(self, domain: str, problem: str, *, kept_until: float | None) -> None:
+        """Report that a policy cannot be fetched; the cached one is used until `kept_until`."""
+        self.metrics.sts_fetches.add(("failed",))
+
+    @logged("warning", "mta-sts-mismatch")
+    def sts_mismatch(self, domain: str, hosts: Sequence[str], *, mode: str) -> None:
+        """Report MX hosts that the policy does not name; they are not used in mode enforce."""
+        self.metrics.sts_mismatches.add((mode,))
+
+    @logged("warning", "mta-sts-files")
+    def sts_files(self, problem: str) -> None:
+        """Report a policy on disk that cannot be read, or one that cannot be stored there."""
+
+    def dns_asked(self, result: str) -> None:
+        """Count a DNS query; `result` is one of `DNS_RESULTS`."""
+        self.metrics.dns_look_ups.add((result,))
+
+    @logged("error", "name-servers-lost")
+    def name_servers_lost(self, servers: str, reason: str) -> None:
+        """Report that mail is waiting for DNS lookups."""
+        self.metrics.name_servers_lost.value += 1
+        self.metrics.name_servers_reachable.value = 0
+
+    @logged("info", "name-servers-restored")
+    def name_servers_restored(self, servers: str, seconds: float) -> None:
+        self.metrics.name_servers_reachable.value = 1
+
+    def declare_logins(self, zones: Iterable[str]) -> None:
+        """Show the counters of the zones that log in from the start, with 0."""
+        labels = ((queue_of(zone).label, result) for zone in zones for result in RESULTS)
+        self.metrics.smarthost_logins.declare(labels)
+
+    def login_answered(self, zone: str, result: str) -> None:
+        """Count a login: `ok`, `refused`, `failed` (temporarily), or `broken` (it could not even be
+        tried).
+        """
+        self.metrics.smarthost_logins.add((queue_of(zone).label, result))
+
+    @logged("error", "login-refused")
+    def login_refused(self, zone: str, credential: str, host: str, reply: str) -> None:
+        """Report a refused login. It is not retried for a while; all mail that needs the credential waits."""
+
+    @logged("error", "login-broken")
+    def login_broken(self, zone: str, credential: str, problem: str) -> None:
+        """Report an unreadable secret, or a token server that issues no token."""
+
+    @logged("info", "login-restored")
+    def login_restored(self, zone: str, credential: str, host: str) -> None:
+        """Report that a credential that was refused or broken is in use again."""
+
+    @logged("warning", "token-trouble")
+    def token_problem(self, credential: str, problem: str) -> None:
+        """Report a failed renewal while the token is still valid, or a refresh token that was not stored."""
+
+    @logged("warning", "webhook-failing")
+    def webhook_failing(self, webhook: str, problem: str) -> None:
+        """Report a webhook that does not respond, once until it responds again. Its events wait."""
+
+    @logged("info", "webhook-restored")
+    def webhook_restored(self, webhook: str) -> None:
+        """Report a webhook that responds again."""
+
+    @logged("error", "webhook-disabled")
+    def webhook_disabled(self, webhook: str) -> None:
+        """Report that the webhook answered 410 and wants no more events."""
+
+    @logged("error", "webhook-gap")
+    def webhook_lost(self, webhook: str, lost: int, why: str) -> None:
+        """Report lost events. A webhook.gap event reports them to the endpoint, unless the webhook was
+        removed.
+        """
+        self.metrics.webhook_events.add((webhook, "lost"), lost)
 
     def error(self, where: str, error: BaseException, *, message_id: MessageId | None = None) -> None:
         """Report an unexpected error. The mail is safe; the text is for the operator."""
