@@ -449,10 +449,7 @@ class Mailpit:
 
     async def _part(self, call: _MailpitCall) -> web.Response:
         _, parts = await self._taken_apart(call)
-        part = parts.find(call.found["part"])
-        if part is None:
-            raise ApiError(404, "not_found", "part not found")
-        return file_response(part)
+        return file_response(parts, call.found["part"])
 
     async def _html(self, call: _MailpitCall) -> web.Response:
         _, parts = await self._taken_apart(call)
@@ -543,8 +540,13 @@ def html_response(html: str) -> web.Response:
     return web.Response(body=body, content_type="text/html", charset="utf-8", headers=SHOWN_FIELDS)
 
 
-def file_response(part: MimePart) -> web.Response:
-    """Return a file of a message as a download, so that no browser shows it as a page of this relay."""
+def file_response(parts: MimeParts, number: str) -> web.Response:
+    """Return a file of a message as a download, so that no browser shows it as a page of this relay. Raise
+    NotFoundError if the message does not have it.
+    """
+    part = parts.find(number)
+    if part is None:
+        raise NotFoundError("part not found: the message does not have it")
     kind = part.content_type if part.content_type in _IMAGES else "application/octet-stream"
     name = re.sub(r"[^A-Za-z0-9._ -]|^[. ]+", "_", part.file_name)[:100].strip() or f"part-{part.number}"
     disposition = f'attachment; filename="{name}"'

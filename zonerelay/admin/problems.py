@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -108,6 +108,15 @@ _MEMBER = re.compile(r"field `(\w+)`\Z")
 def pointer_to(*names: str) -> str:
     """Return the JSON pointer (RFC 6901) to a member."""
     return "".join(f"/{each.replace('~', '~0').replace('/', '~1')}" for each in names)
+
+
+def texts_in(value: object, pointer: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each text of a JSON document with the pointer to it."""
+    if isinstance(value, str):
+        yield pointer, value
+    elif isinstance(value, dict | list | tuple):
+        for name, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from texts_in(each, pointer + pointer_to(str(name)))
 
 
 def decoded(data: bytes | bytearray, of: Any, what: str) -> Any:

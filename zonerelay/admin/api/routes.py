@@ -17,7 +17,7 @@ from aiohttp import web
 from zonerelay.admin.api.openapi import document
 from zonerelay.admin.api.verbs import JSON, LINES, ApiCall, Verb
 from zonerelay.admin.operators import Operators, require, require_private
-from zonerelay.admin.problems import ApiError, decoded, invalid, not_allowed, problem_of, wrong
+from zonerelay.admin.problems import ApiError, decoded, invalid, not_allowed, problem_of, texts_in, wrong
 from zonerelay.admin.requests import VISIT, media_type, read_body
 from zonerelay.config.credentials.identities import Token
 from zonerelay.operations.errors import ControlError
@@ -142,7 +142,7 @@ def _parameters(request: web.Request, verb: Verb) -> msgspec.Struct:
         if name in given and name != "to":
             raise ApiError(422, "invalid", f"the parameter {name} is given more than once")
         given[name] = f"{given[name]},{value}" if name in given else value
-    _no_controls(given, "")
+    _no_controls(given)
     try:
         return msgspec.convert(given, verb.parameters, strict=False)
     except msgspec.ValidationError as error:
@@ -154,20 +154,14 @@ async def _body(request: web.Request, of: type[msgspec.Struct]) -> msgspec.Struc
         raise ApiError(415, "unsupported_media_type", f"send the body as Content-Type: {JSON}")
     octets = await read_body(request, MAX_BODY, BODY_TIMEOUT)
     body: msgspec.Struct = decoded(octets, of, "the body")
-    _no_controls(msgspec.to_builtins(body), "")
+    _no_controls(msgspec.to_builtins(body))
     return body
 
 
-def _no_controls(value: object, pointer: str) -> None:
+def _no_controls(value: object) -> None:
     """Raise Problem if a text has a control character. These have no meaning in an operator's request, and
     stores and databases do not accept a NUL.
     """
-    match value:
-        case str() if _CONTROL.search(value):
+    for pointer, text in texts_in(value):
+        if _CONTROL.search(text):
             raise wrong(pointer, "it contains a control character")
-        case dict():
-            for name, each in value.items():
-                _no_controls(each, f"{pointer}/{name}")
-        case list() | tuple():
-            for at, each in enumerate(value):
-                _no_controls(each, f"{pointer}/{at}")

@@ -194,12 +194,8 @@ async def _whole(operation: Operation, document: Any, call: ApiCall, request: re
     limit = getattr(request, "limit", 1)
     if not 0 < limit <= requests.MAX_PAGE:
         raise InvalidError(f"a page must have 1 to {requests.MAX_PAGE} rows", pointer="/limit")
-    assert operation.reply is not None
-    rows: tuple[Any, ...]
-    if getattr(request, "dry_run", False):
-        rows, end = await call.operators.asking.all(request, answers.Count, call.caller)
-    else:
-        rows, end = await call.operators.asking.all(request, operation.reply, call.caller)
+    reply: Any = answers.Count if getattr(request, "dry_run", False) else operation.reply
+    rows, end = await call.operators.asking.all(request, reply, call.caller)
     if operation.shape is ResponseKind.ROWS:
         more = {"next": end.next or None} if "next" in document.__struct_fields__ else {}
         return document(**{operation.wrapped: rows}, more=end.more, missing=end.missing, **more)  # type: ignore[no-any-return]

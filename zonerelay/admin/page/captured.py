@@ -12,7 +12,7 @@ from aiohttp import web
 
 from zonerelay.admin.mailpit import CapturedMail, file_response, html_response, number_of
 from zonerelay.admin.operators import Operators
-from zonerelay.admin.page.visitor import PageError, PageRequest, see_other
+from zonerelay.admin.page.visitor import PageRequest, see_other
 from zonerelay.capture.parts import MimeParts, take_apart
 from zonerelay.capture.store import CaptureRow, SearchError
 from zonerelay.config.units import plural
@@ -86,10 +86,7 @@ class CapturedPages:
 
     async def part(self, visitor: PageRequest) -> web.StreamResponse:
         _, parts, _ = await self._read(visitor, is_noted=True)
-        found = parts.find(visitor.request.match_info["part"])
-        if found is None:
-            raise PageError(404, "Not found", "the message does not have this part")
-        return file_response(found)
+        return file_response(parts, visitor.request.match_info["part"])
 
     async def release(self, visitor: PageRequest) -> web.StreamResponse:
         message_id = visitor.request.match_info["id"]

@@ -16,7 +16,7 @@ from typing import Annotated
 import msgspec
 from msgspec.structs import replace
 
-from zonerelay.admin.problems import ApiError, FieldError, malformed, pointer_to
+from zonerelay.admin.problems import ApiError, FieldError, malformed, pointer_to, texts_in
 from zonerelay.admin.submission.body import JsonBody, StoredBase64
 from zonerelay.config.settings import ListenerSettings, Settings
 from zonerelay.inbound.cleanup.intake import is_key
@@ -211,8 +211,9 @@ def sending_of(
         rest = msgspec.to_builtins(given)
         for name in ("text", "html", "attachments"):
             del rest[name]
-        for pointer in _long_in(rest, body, ""):
-            faults.add(pointer, "only text, html and the content of attachments may be that long")
+        for pointer, each in texts_in(rest):
+            if body.long(each):
+                faults.add(pointer, "only text, html and the content of attachments may be that long")
     faults.end()
     assert author is not None
     message_id = next((value for name, value in headers if name == "Message-ID"), None)
@@ -246,15 +247,6 @@ def sending_of(
         options=options,
         draft=draft,
     )
-
-
-def _long_in(value: object, body: JsonBody, pointer: str) -> Iterator[str]:
-    """Yield a pointer to each text that is too long to be in memory."""
-    if isinstance(value, str) and body.long(value):
-        yield pointer
-    elif isinstance(value, dict | list | tuple):
-        for name, each in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _long_in(each, body, pointer + pointer_to(str(name)))
 
 
 def envelope_of(mail: MailCommand, recipients: Iterable[Mailbox]) -> SubmittedEnvelope:
