@@ -19,6 +19,7 @@ from tests.store.test_spool_check import LOCAL, mixed
 from tests.support import mounts
 from tests.support.command import PROGRAM
 from zonerelay.cli.main import main
+from zonerelay.cli.spool import home_files
 from zonerelay.cli.terminal import output
 from zonerelay.config.settings import Backend
 from zonerelay.history.database import insert, open_for_writing
@@ -97,6 +98,29 @@ def test_a_history_that_cannot_be_read_is_found(tmp_path: Path, capsys: pytest.C
     (found,) = json.loads(capsys.readouterr().out)["findings"]
     assert (found["fault"], found["where"]) == ("beside the spool", str(file))
     assert "No mail depends on it" in found["what"]
+
+
+@pytest.mark.parametrize("command", ["check", "backup"])
+@pytest.mark.parametrize("name", ["acts/0001.log", "history/01.db"])
+def test_a_file_that_the_relay_removes_meanwhile_is_no_error(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    name: str,
+) -> None:
+    asyncio.run(fill(tmp_path / "spool", 3))
+    gone = tmp_path / name
+    gone.parent.mkdir()
+    listed = home_files._files
+
+    def and_removed(path: Path) -> list[Path]:
+        found = listed(path)
+        return [*found, gone] if path == gone.parent else found
+
+    monkeypatch.setattr(home_files, "_files", and_removed)
+    words = ["spool", command, *([str(tmp_path / "copy")] if command == "backup" else [])]
+    assert main([*words, "--config", str(configured(tmp_path))]) == 0, capsys.readouterr()
 
 
 def test_a_running_relay_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,7 +73,11 @@ def octets_of(settings: Settings) -> int:
     """Return an upper limit for the size of a copy of all files, in bytes. Raise OSError if one cannot be
     read.
     """
-    return sum(file.stat().st_size + _BLOCK for _, path in files_of(settings) for file in _files(path))
+    octets = 0
+    for file in (file for _, path in files_of(settings) for file in _files(path)):
+        with contextlib.suppress(FileNotFoundError):
+            octets += file.stat().st_size + _BLOCK
+    return octets
 
 
 def save(settings: Settings, target: Path) -> CopiedFiles:
@@ -150,10 +154,12 @@ def _problem_in(file: Path) -> str:
         return f"{error}. Tokens are rejected until it is fixed"
     except (OSError, sqlite3.Error) as error:
         found = str(error)
-    found = "" if found == "ok" else " ".join(found.split())
-    if found and file.parent.name == CAPTURED:
+    if found == "ok" or not file.exists():  # a relay removes changes that are too old to be undone
+        return ""
+    found = " ".join(found.split())
+    if file.parent.name == CAPTURED:
         return f"{found}. Mail that needs it stays in the queue until the file is moved away"
-    return found and f"{found}. No mail depends on it{_SET_ASIDE}"
+    return f"{found}. No mail depends on it{_SET_ASIDE}"
 
 
 def _files(path: Path) -> list[Path]:
@@ -200,9 +206,9 @@ def _union(
                 raise DamagedDatabaseError(problem)
             (copy or (_copy_database if file.suffix == ".db" else durable.copy))(file, place)
             copied = True
-        except FileNotFoundError:
+        except OSError:
             if file.exists():
-                raise  # otherwise it is a change that has become too old to be undone
+                raise  # otherwise the relay has removed it
         except DamagedDatabaseError as error:
             carried.lost.append(f"{file}: {error}")
     if copied:
