@@ -1,6 +1,7 @@
 """Clocks that are passed as parameters, so that tests can control the time."""
 
 import time as _time
+from functools import partial
 from typing import Protocol
 
 
@@ -19,17 +20,13 @@ class Clock(Protocol):
         """
 
 
-def _boottime() -> float:
-    return _time.clock_gettime(_time.CLOCK_BOOTTIME)
-
-
 class SystemClock:
     """The machine's clock. Built in `worker.py` and handed down."""
 
     # The functions themselves: the clock is read a dozen times per message.
     now = staticmethod(_time.time)
     monotonic = staticmethod(_time.monotonic)
-    boottime = staticmethod(_boottime if hasattr(_time, "CLOCK_BOOTTIME") else _time.monotonic)
+    boottime = staticmethod(partial(_time.clock_gettime, _time.CLOCK_BOOTTIME))
 
 
 class ManualClock:

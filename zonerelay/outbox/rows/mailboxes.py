@@ -71,13 +71,10 @@ class Mailbox:
         return next((f"mailbox {self.id}: {text}" for wrong, text in checks if wrong), "")
 
     def settings(self) -> ZoneSettings:
-        host = _host(self.host) or ""
         tls = TlsMode.VERIFY if self.verify else TlsMode.REQUIRED
         return ZoneSettings(
             name=self.zone,
-            next_hop=f"[{host}]:{self.port}"
-            if ":" in host or not is_address(host)
-            else f"{host}:{self.port}",
+            next_hop=f"[{_host(self.host)}]:{self.port}",
             tls=TlsMode.NONE if self.tls == "none" else tls,
             tls_on_connect=self.tls == "implicit",
             credentials=(self.zone,) if self.user else (),
@@ -196,10 +193,8 @@ class Mailboxes:
 def _host(text: str) -> str | None:
     """Return the host as connections need it, or `None` if it is neither a name nor an address."""
     plain = text.removeprefix("[").removesuffix("]")
-    if is_address(plain):
-        return plain
     try:
-        return ascii_domain(plain)
+        return plain if is_address(plain) else ascii_domain(plain)
     except ValueError:
         return None
 
