@@ -19,12 +19,11 @@ from tests.bench import load
 from tests.bench.driver import Report
 from tests.bench.rows import KIB, Row, Source
 from tests.bench.spools import SPOOLS
-from tests.support.meters import descendants, parents, read_stat, settle
+from tests.support.meters import cpu_of, family, settle
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.process import RelayProcess
 from tests.support.toml import Table
 
-TICKS = 100.0
 SESSIONS = 48
 MESSAGES = 4800
 ALONE = 400
@@ -93,21 +92,16 @@ class Engine:
 
 def cpu(pid: int | None) -> float:
     """Of the process and of all that come from it, in seconds."""
-    stats = [read_stat(each) for each in family(pid)]
-    return sum(sum(stat.ticks) for stat in stats if stat is not None) / TICKS
+    return 0.0 if pid is None else cpu_of(family(pid))
 
 
 def _counted(pid: int | None, name: str) -> int:
     total = 0
-    for each in family(pid):
+    for each in () if pid is None else family(pid):
         with contextlib.suppress(OSError, StopIteration):
             lines = Path(f"/proc/{each}/io").read_text().splitlines()
             total += int(next(line for line in lines if line.startswith(name)).split()[1])
     return total
-
-
-def family(pid: int | None) -> Sequence[int]:
-    return [] if pid is None else sorted({pid} | descendants([pid], parents()))
 
 
 @contextlib.contextmanager

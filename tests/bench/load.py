@@ -107,8 +107,11 @@ def send_with_driver(row: Row, port: int) -> DriverReport:
         users=row.users,
         offered=row.offered,
     )
-    output = _module("driver", msgspec.json.encode(load))
-    return msgspec.json.decode(output, type=DriverReport)
+    return driven(load)
+
+
+def driven(load: Load) -> DriverReport:
+    return msgspec.json.decode(_module("driver", msgspec.json.encode(load)), type=DriverReport)
 
 
 def probe(row: Row, relay_port: int, sink_port: int) -> Latencies:

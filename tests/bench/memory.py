@@ -20,9 +20,11 @@ import uvloop
 
 from tests.bench.sink import SinkProtocol
 from tests.support.dns import FakeDns
+from tests.support.meters import sizes
 from tests.support.ports import LOOPBACK, free_port
 from tests.support.process import RelayProcess
 
+MIB = 1 << 20
 DOMAINS = 200
 IN_A_SESSION = 1000
 SILENT, MUTE = "127.0.0.2", "127.0.0.3"
@@ -83,7 +85,7 @@ async def record(directory: Path, seconds: float, file: Path) -> None:
                 for name, relay in relays.items():
                     shown = await asyncio.to_thread(relay.metrics)
                     queued = sum(value for key, value in shown.items() if "queue_deliveries{" in key)
-                    resident, own = (memory(relay.pid, each) for each in ("VmRSS", "RssAnon"))
+                    resident, own = (sizes(relay.pid)[each] / MIB for each in ("VmRSS", "RssAnon"))
                     values = f"{at:.0f},{name},{resident:.1f},{own:.1f},{accepted[name]},{queued:.0f}"
                     print(values, file=out, flush=True)
                 await asyncio.sleep(began + at + EVERY - time.monotonic())
@@ -103,12 +105,6 @@ def feed(name: str, relay: RelayProcess, accepted: dict[str, int]) -> None:
         except (OSError, smtplib.SMTPException) as error:
             print(f"{name}, message {accepted[name]}: {error!r}", file=sys.stderr, flush=True)
             time.sleep(1.0)
-
-
-def memory(pid: int, name: str) -> float:
-    """MB of a process, from /proc/PID/status."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
 
 
 def plot(source: Path, target: Path) -> None:

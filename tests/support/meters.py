@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -68,7 +68,8 @@ class ControlGroup:
     def cpu_seconds(self) -> float:
         if self._version == 1:
             return int((self._path / "cpuacct.usage").read_text()) / 1e9
-        return parse_cpu_stat((self._path / "cpu.stat").read_text())
+        usage = dict(line.split() for line in (self._path / "cpu.stat").read_text().splitlines())
+        return int(usage["usage_usec"]) / 1e6
 
     def pids(self) -> list[int]:
         return [int(pid) for pid in (self._path / "cgroup.procs").read_text().split()]
@@ -99,10 +100,10 @@ class ProcessTree:
         return []
 
     def cpu_seconds(self) -> float:
-        return sum(sum(stat.ticks) for stat in map(read_stat, self.pids()) if stat is not None) / _TICK
+        return cpu_of(self.pids())
 
     def pids(self) -> list[int]:
-        return sorted(descendants(self._roots, parents()))
+        return sorted(set().union(*map(family, self._roots)))
 
     def close(self) -> None:
         self._roots.clear()
@@ -118,69 +119,40 @@ def open_group() -> ProcessGroup:
     return ProcessTree()
 
 
-def parse_cpu_stat(text: str) -> float:
-    """Seconds from a v2 `cpu.stat`."""
-    usage = dict(line.split() for line in text.splitlines())["usage_usec"]
-    return int(usage) / 1e6
+def cpu_of(pids: Iterable[int]) -> float:
+    """Seconds of CPU of the processes, and of those of their children that have ended."""
+    ticks = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            # The command's name may hold spaces and parentheses, so fields count from the last one.
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / _TICK
 
 
-@dataclass(frozen=True, slots=True)
-class Stat:
-    parent: int
-    ticks: tuple[int, int, int, int]  # user, system, and both of reaped children
-
-
-def parse_stat(text: str) -> Stat:
-    """/proc/PID/stat; the command name may hold spaces and parentheses, so fields count from the last one."""
-    fields = text.rpartition(")")[2].split()
-    return Stat(int(fields[1]), (int(fields[11]), int(fields[12]), int(fields[13]), int(fields[14])))
-
-
-def read_stat(pid: int) -> Stat | None:
-    try:
-        return parse_stat(Path(f"/proc/{pid}/stat").read_text())
-    except (OSError, IndexError):
-        return None
-
-
-def parents() -> dict[int, int]:
-    """Every live process and its parent."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (stat := read_stat(int(entry.name))) is not None:
-            found[int(entry.name)] = stat.parent
+def family(pid: int) -> set[int]:
+    """The process, if it is alive, and all below it."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            found.add(pid)
+            for child in (task / "children").read_text().split():
+                found |= family(int(child))
     return found
 
 
-def descendants(roots: list[int], parent_of: dict[int, int]) -> set[int]:
-    """The roots that are alive and all below them."""
-    family = {pid for pid in roots if pid in parent_of}
-    grew = True
-    while grew:
-        born = {pid for pid, parent in parent_of.items() if parent in family and pid not in family}
-        family |= born
-        grew = bool(born)
-    return family
-
-
-def parse_rollup(text: str) -> tuple[int, int]:
-    """PSS and RSS in octets from /proc/PID/smaps_rollup."""
-    values = {}
-    for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        if name in ("Rss", "Pss"):
-            values[name] = int(rest.split()[0]) * 1024
-    return values.get("Pss", 0), values.get("Rss", 0)
+def sizes(pid: int, file: str = "status") -> dict[str, int]:
+    """What a file of /proc/PID says in kB, in octets."""
+    lines = (line.split() for line in Path(f"/proc/{pid}/{file}").read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[-1:] == ["kB"]}
 
 
 def read_memory(pids: list[int]) -> Memory:
     pss = rss = count = 0
     for pid in pids:
-        try:
-            one = parse_rollup(Path(f"/proc/{pid}/smaps_rollup").read_text())
-        except OSError:
-            continue
-        pss, rss, count = pss + one[0], rss + one[1], count + 1
+        with contextlib.suppress(OSError):
+            one = sizes(pid, "smaps_rollup")
+            pss, rss, count = pss + one["Pss"], rss + one["Rss"], count + 1
     return Memory(pss, rss, count)
 
 
@@ -219,18 +191,17 @@ class PeakMemory:
 
 def busy_share(*, seconds: float = 1.0) -> float:
     """How much of all cores is in use right now, 0 to 1, by whatever runs on the machine."""
-    before = parse_busy(Path("/proc/stat").read_text())
+    before, total_before = _busy()
     time.sleep(seconds)
-    after = parse_busy(Path("/proc/stat").read_text())
-    total = after[1] - before[1]
-    return (after[0] - before[0]) / total if total else 0.0
+    after, total_after = _busy()
+    total = total_after - total_before
+    return (after - before) / total if total else 0.0
 
 
-def parse_busy(text: str) -> tuple[int, int]:
+def _busy() -> tuple[int, int]:
     """Busy and total ticks since boot; waiting for the disk counts as idle."""
-    ticks = [int(value) for value in text.splitlines()[0].split()[1:9]]
-    idle = ticks[3] + ticks[4]
-    return sum(ticks) - idle, sum(ticks)
+    ticks = [int(value) for value in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
 
 
 def settle(cpu_seconds: Callable[[], float], *, quiet: float = 0.2, limit: float = 5.0) -> None:

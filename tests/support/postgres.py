@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Self
 
 from tests.support.debian import DebianError, UnpackedPackage, providers
+from tests.support.meters import family
 from tests.support.ports import LOOPBACK, free_port
 
 PROGRAMS = ("initdb", "postgres", "psql")
@@ -117,8 +118,9 @@ class PostgresServer:
     def kill(self) -> None:
         """As a crash of the machine would: no process of it says good-bye."""
         assert self._process is not None
-        for pid in [self._process.pid, *_children(self._process.pid)]:
-            _signal(pid, signal.SIGKILL)
+        for pid in family(self._process.pid):
+            with contextlib.suppress(ProcessLookupError):  # backends end by themselves at any moment
+                os.kill(pid, signal.SIGKILL)
         self._process.wait()
         (self.data / "postmaster.pid").unlink(missing_ok=True)
 
@@ -219,14 +221,3 @@ def _unprivileged() -> pwd.struct_passwd | None:
         except KeyError:
             continue
     raise PostgresError("PostgreSQL does not run as root, and there is no other user to run it as")
-
-
-def _signal(pid: int, number: int) -> None:
-    """Backends end by themselves at any moment."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def _children(pid: int) -> list[int]:
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(child) for child in text.split()]

@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.meters import Memory, read_memory, read_stat
+from tests.support.meters import Memory, cpu_of, read_memory, sizes
 from tests.support.ports import LOOPBACK, free_ports, greets, wait_until
 from tests.support.stories import call_as_witness
 from tests.support.toml import Table, toml_document
@@ -236,18 +236,14 @@ class RelayProcess:
 
     def cpu_seconds(self) -> float:
         """User and system time of the process, in ticks of 10 ms."""
-        stat = read_stat(self.pid)
-        return sum(stat.ticks) / os.sysconf("SC_CLK_TCK") if stat else 0.0
+        return cpu_of([self.pid])
 
     def memory(self) -> Memory:
         return read_memory([self.pid])
 
     def peak_rss(self) -> int:
         """The kernel's own high-water mark in octets; `reset_peak` starts it anew."""
-        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-        return 0
+        return sizes(self.pid)["VmHWM"]
 
     def reset_peak(self) -> None:
         Path(f"/proc/{self.pid}/clear_refs").write_text("5")

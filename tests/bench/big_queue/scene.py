@@ -2,22 +2,20 @@
 
 import asyncio
 import contextlib
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from tests.bench.big_queue.crowd import Crowd, names
 from tests.bench.big_queue.name_server import name_server
 from tests.bench.big_queue.sink import Seen
 from tests.bench.driver import Load
-from tests.bench.driver import Report as DriverReport
+from tests.bench.load import driven
 from tests.bench.sink import CounterFile
 from tests.support.debian import REPOSITORY
+from tests.support.meters import sizes
 from tests.support.ports import free_port, greets
 from tests.support.process import RelayProcess
 from tests.support.servers import running_server
@@ -105,12 +103,9 @@ class Watch:
         await asyncio.to_thread(self._look)
 
     def _look(self) -> None:
-        for line in Path(f"/proc/{self.relay.pid}/status").read_text().splitlines():
-            name, _, rest = line.partition(":")
-            if name == "RssAnon":
-                self.anonymous = max(self.anonymous, int(rest.split()[0]) * 1024)
-            elif name == "VmRSS":
-                self.resident = max(self.resident, int(rest.split()[0]) * 1024)
+        memory = sizes(self.relay.pid)
+        self.anonymous = max(self.anonymous, memory["RssAnon"])
+        self.resident = max(self.resident, memory["VmRSS"])
         shown = self.relay.metrics()
         if not shown:
             return
@@ -148,30 +143,13 @@ async def other_mail(scene: Scene, relay: RelayProcess, messages: int) -> Rate:
         port=relay.smtp_port, sessions=SESSIONS, messages=messages, size=MESSAGE, reuse=True, senders=SENDERS
     )
     goal = scene.sink.read().other + messages
-    report, arrived = await asyncio.gather(_driven(load), _arrived(scene, goal))
+    report, arrived = await asyncio.gather(asyncio.to_thread(driven, load), _arrived(scene, goal))
     waits = sorted(report.latencies)
     return Rate(
         accepted=messages / (report.ended - report.began),
         delivered=messages / (arrived - report.began),
         latency=waits[len(waits) * 99 // 100],
     )
-
-
-async def _driven(load: Load) -> DriverReport:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tests.bench.driver",
-        msgspec.json.encode(load).decode(),
-        stdout=subprocess.PIPE,
-        cwd=REPOSITORY,
-    )
-    try:
-        output, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-    return msgspec.json.decode(output, type=DriverReport)
 
 
 async def _arrived(scene: Scene, goal: int) -> float:
