@@ -115,16 +115,16 @@ class OrderAnswers(msgspec.Struct, frozen=True):
         about = request.about
         given = {name: getattr(about, name) for name in SELECTORS if getattr(about, name) is not None}
         if bool(given) is about.everything:
-            selectors = "a zone, destination, domain, sender, user or recipient, or everything"
+            selectors = "a zone, destination, domain, sender, user or recipient, or everything (--all)"
             text = f"no mail selected: specify {selectors}"
             if given:
                 text = "`everything` selects all mail and cannot be combined with other selectors"
             raise InvalidError(text, pointer="/about")
         texts = (*given.values(), request.reason)
-        if (
-            any(len(text) > MAX_TEXT or not text.isprintable() for text in texts)
-            or not request.reason.strip()
-        ):
+        if not request.reason.strip():
+            text = "the reason is missing (--reason; it is shown to operators, never to clients)"
+            raise InvalidError(text, pointer="/reason")
+        if any(len(text) > MAX_TEXT or not text.isprintable() for text in texts):
             text = f"selectors and reason must be printable and have at most {MAX_TEXT} characters"
             raise InvalidError(text, pointer="/about")
         if about.zone is not None and about.zone not in self._known_zones():

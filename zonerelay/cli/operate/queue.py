@@ -395,14 +395,6 @@ def suspend(arguments: Namespace) -> int:
         nothing = "There are no active suspensions."
         return responses.answered(arguments, requests.Orders(), orders_table, nothing)[1]
     request = request_of(arguments, requests.Suspend, effect="hold" if arguments.hold else "suspend")
-    if request.about == requests.Selectors():
-        raise CliError(
-            "no mail selected: specify --zone, --domain, --sender or another selector, or --all", USAGE
-        )
-    if not request.reason:
-        raise CliError(
-            "the reason is missing: specify --reason (shown to operators, never to clients)", USAGE
-        )
     return responses.answered(arguments, request, _tell_order)[1]
 
 

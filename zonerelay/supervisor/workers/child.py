@@ -16,16 +16,13 @@ from zonerelay.process.setup import CHANNEL
 MAX_PACKET = 1024 * 1024
 """More than the size of any packet. The last metrics of a worker are sent in several packets."""
 
-Heard = Callable[["Child", str], None]
-Ended = Callable[["Child", int], None]
-
 
 class Child:
     """A worker's process. `heard` is called with each packet, and `ended` once with the exit status, which is
     negative for a signal.
     """
 
-    def __init__(self, heard: Heard, ended: Ended) -> None:
+    def __init__(self, heard: Callable[[str], None], ended: Callable[[int], None]) -> None:
         self._heard = heard
         self._ended = ended
         self._process: asyncio.subprocess.Process | None = None
@@ -80,13 +77,13 @@ class Child:
             if not packet:
                 self._close()
                 return
-            self._heard(self, packet.decode(errors="replace"))
+            self._heard(packet.decode(errors="replace"))
 
     async def _wait(self, process: asyncio.subprocess.Process) -> None:
         status = await process.wait()
         self._read()  # the channel may still contain its last packets
         self._close()
-        self._ended(self, status)
+        self._ended(status)
 
     def _close(self) -> None:
         channel, self._channel = self._channel, None

@@ -237,7 +237,7 @@ class Workers:
             await child.start(command, environment, descriptors)
         except OSError as error:
             member.last_words = str(error)
-            self._ended(member, child, 127)
+            self._ended(member, 127)
             return
         self.log.emit("info", "worker-started", {"worker": member.index, "pid": child.pid})
         if member.policy.phase is WorkerPhase.STOPPING:  # `stop` came before there was a process to signal
@@ -259,9 +259,7 @@ class Workers:
 
     # ---- packets and exits -------------------------------------------------------------------
 
-    def _heard(self, member: SupervisedWorker, child: Child, packet: str) -> None:
-        if child is not member.child:
-            return
+    def _heard(self, member: SupervisedWorker, packet: str) -> None:
         now = self.now()
         key, _, value = packet.partition("=")
         match key:
@@ -299,17 +297,17 @@ class Workers:
         # The reply to a scrape in progress has lower values.
         self.totals.bury(member.index, member.policy.starts)
 
-    def _ended(self, member: SupervisedWorker, child: Child, status: int) -> None:
+    def _ended(self, member: SupervisedWorker, status: int) -> None:
         asked = member.policy.phase is WorkerPhase.STOPPING and not member.because
         first_time = member.policy.phase is WorkerPhase.STARTING and not self.ready.done()
         why = ending(status, killed_because=member.because, last_words=member.last_words)
+        fields: dict[str, Field] = {"worker": member.index, "pid": member.pid, "why": why}
         member.child = None
         _judged(member, "")
         # An empty spool ends a worker only if it drains the spool. Its number may be in use again by now.
         member.emptied = member.emptied and member.drains_spool
         member.policy.ended(self.now(), finished=member.emptied)
         self.totals.bury(member.index, member.policy.starts)
-        fields: dict[str, Field] = {"worker": member.index, "pid": child.pid, "why": why}
         if member.policy.phase is WorkerPhase.DOWN and not asked:
             fields["restart_in"] = round(max(member.policy.next_start - self.now(), 0.0), 3)
         member.problem = "" if asked or member.emptied else why
