@@ -1,6 +1,8 @@
 """Trouble at opening is told in words that say what to do, and nothing is ever deleted."""
 
+import errno
 import logging
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,26 @@ async def test_foreign_database_is_refused_and_left_alone(tmp_path: Path) -> Non
     before = contents(tmp_path)
     assert "not a zonerelay spool" in await refusal(tmp_path)
     assert contents(tmp_path) == before
+
+
+async def test_foreign_database_is_refused_again_where_there_are_no_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot be looked at without being opened there, but a mark would make it a spool at the next start."""
+
+    def link(source: Path, target: Path) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(source), None, str(target))
+
+    db = plyvel.DB(str(tmp_path), create_if_missing=True)
+    db.put(b"theirs", b"x")
+    db.close()
+    monkeypatch.setattr(os, "link", link)
+    for _ in range(2):
+        assert "not a zonerelay spool" in await refusal(tmp_path)
+    assert not (tmp_path / MARK_NAME).exists()
+    db = plyvel.DB(str(tmp_path))
+    assert list(db) == [(b"theirs", b"x")]
+    db.close()
 
 
 async def test_spool_of_an_older_release_has_no_mark_and_is_opened(spool: Spool) -> None:

@@ -78,7 +78,7 @@ class LevelDb(engine.Database):
             self._check_format()
             take_from_others(self.path)
         except BaseException as error:
-            self.close()
+            self._release()  # a mark would make a foreign database a spool
             if isinstance(error, StoreOpenError) or not isinstance(
                 error, (*engine.FAILURES, contract.StoreError)
             ):
@@ -130,11 +130,14 @@ class LevelDb(engine.Database):
         self._suspect = False
 
     def close(self) -> None:
-        """Release everything."""
-        was_open = self._db is not None
-        self._close()
-        if was_open:
+        """Release everything, and record how far the log is durable."""
+        if self._db is not None:
+            self._close()
             self.note_synced()
+        self._release()
+
+    def _release(self) -> None:
+        self._close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
