@@ -383,7 +383,7 @@ async def listed(running: Running, **wanted: str) -> list[tuple[str, str, str]]:
 )
 async def test_who_gives_a_priority(tmp_path: Path, login: bool, recipient: str, expected: Priority) -> None:
     here = listener(priority=Priority.HIGH, **WITH_USERS)
-    route = RouteSettings(recipient_domain=("example.net",), set_priority="normal")
+    route = RouteSettings(recipient_domain=("example.net",), set_priority=Priority.NORMAL)
     async with relay_with(standing_still(tmp_path, route, listener=here)) as running:
         await submitted(running, b"", login=login, recipient=recipient)
         assert await priorities(running) == {recipient: expected}
@@ -398,7 +398,7 @@ async def test_no_header_gives_mail_a_priority(tmp_path: Path) -> None:
 
 
 async def test_operators_see_one_zone_and_find_mail_by_priority_also_after_a_restart(tmp_path: Path) -> None:
-    route = RouteSettings(recipient_domain=("news.example",), set_priority="bulk")
+    route = RouteSettings(recipient_domain=("news.example",), set_priority=Priority.BULK)
     chosen = standing_still(tmp_path, route)
     async with relay_with(chosen) as running:
         await running.send("a@example.org", ["b@example.com", "c@news.example"], MESSAGE)
@@ -426,9 +426,7 @@ async def test_deferred_mail_of_every_priority_comes_due(tmp_path: Path) -> None
         return "450 4.2.0 later"
 
     async with Sink(script=later) as sink:
-        routes = [
-            RouteSettings(recipient=(f"{each}@example.com",), set_priority=each.value) for each in Priority
-        ]
+        routes = [RouteSettings(recipient=(f"{each}@example.com",), set_priority=each) for each in Priority]
         chosen = settings(
             tmp_path,
             zone=ZoneSettings(next_hop=f"{LOOPBACK}:{sink.port}"),

@@ -229,7 +229,7 @@ def test_notes_are_bounded_whatever_the_recipients_are() -> None:
 
 
 def test_a_route_gives_its_mail_a_priority_and_others_leave_it() -> None:
-    urgent = replace(bulk(sender=("news.example",)), set_priority="bulk")
+    urgent = replace(bulk(sender=("news.example",)), set_priority=Priority.BULK)
     assert choice(urgent).priority is Priority.BULK
     assert choice(bulk(sender=("news.example",))).priority is None
     assert choice(replace(urgent, sender=("other.example",))).priority is None

@@ -8,7 +8,7 @@ import contextlib
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -128,13 +128,6 @@ class ConfigError(Exception):
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
-class Named(Protocol):
-    """Interface: an entry of a repeated table that has a name."""
-
-    @property
-    def name(self) -> str: ...
-
-
 class Report:
     """A TOML document, joined from one or several files, with the file and the line of each key, and the
     problems in it. A path with a problem is invalid, and so are the paths above and below it.
@@ -220,7 +213,7 @@ class Report:
         order = sorted(self._problems.values(), key=lambda each: (each.line, each.path))
         return tuple(sorted(order, key=lambda each: by_file.get(each.file, 0)))
 
-    def check_names(self, table: str, entries: Sequence[Named]) -> None:
+    def check_names(self, table: str, entries: Sequence[Any]) -> None:
         """Refuse an entry with the name of an earlier entry."""
         first: dict[str, int] = {}
         for at, entry in enumerate(entries):

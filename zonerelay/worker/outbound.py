@@ -148,7 +148,7 @@ class OutboundSide:
         self.dkim_keys, self.srs = tables.dkim_keys, tables.srs
         largest = max((listener.max_header_size for listener in settings.listener), default=0)
         self.renderer.configure(keys=tables.dkim_keys, srs=tables.srs, max_header_size=largest)
-        self.router.configure(tables.destinations)
+        self.router.destinations = tables.destinations
         self.sources.configure(settings.source)
         self._events.metrics.source_refusals.declare((source.name,) for source in settings.source)
         self.logins.configure(settings.credential, tables.senders, settings.zone)

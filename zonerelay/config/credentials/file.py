@@ -153,7 +153,7 @@ def check_name(name: str) -> None:
 
 def check_priority(name: str) -> Priority:
     """Return the priority with this name. Raise ValueError if there is none."""
-    return Priority(convert.choice(name, _PRIORITY))
+    return Priority(str(convert.choice(name, _PRIORITY)))
 
 
 def check_sender(pattern: str) -> str:

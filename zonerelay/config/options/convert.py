@@ -96,10 +96,12 @@ def _bounded(number: float, option: Option, show: Callable[[float], str]) -> flo
     return number
 
 
-def choice(value: object, option: Option) -> enum.StrEnum:
-    """Return a member of the option's enumeration."""
+def choice(value: object, option: Option) -> enum.StrEnum | None:
+    """Return a member of the option's enumeration. An empty text, if it is permitted, is none."""
     assert option.choices is not None, "declared by `options.choice`"
     word, words = _line(value, option), [*filter(None, (option.word,)), *option.choices]
+    if not word:
+        return None
     if word not in words:
         raise ValueError(f"must be {in_words(words, 'or')}, not {quoted(word)}{did_you_mean(word, words)}")
     return option.choices(word)

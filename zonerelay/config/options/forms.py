@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from urllib.parse import SplitResult, urlsplit
 
 from zonerelay.config import endpoints
-from zonerelay.config.problems import did_you_mean, in_words, quoted, unusable
+from zonerelay.config.problems import quoted, unusable
 
 _FINGERPRINT = re.compile(r"[0-9A-Fa-f]{64}")
 _HEADER = re.compile(r"[!-9;-~]+(?::.*)?", re.ASCII)  # RFC 5322 2.2: a field name is printable ASCII but ":"
@@ -156,7 +156,6 @@ def reply(text: str) -> str:
     return text
 
 
-PRIORITIES = ("high", "normal", "bulk")
 MAX_FIELD = 998  # RFC 5322 2.1.1
 
 _REFERENCE = re.compile(r"(?:env|credential):[A-Za-z0-9._-]+", re.ASCII)
@@ -277,13 +276,6 @@ def new_field(text: str) -> str:
     if not found or len(text) > MAX_FIELD:
         raise ValueError(f'{quoted(text)} is not a header field; expected "Name: value" in ASCII on one line')
     removed_field(found[1])
-    return text
-
-
-def priority(text: str) -> str:
-    if text not in PRIORITIES:
-        near = did_you_mean(text, PRIORITIES)
-        raise ValueError(f"must be {in_words(PRIORITIES, 'or')}, not {quoted(text)}{near}")
     return text
 
 

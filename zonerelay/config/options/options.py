@@ -83,6 +83,10 @@ def choice_or(word: str, of: type[Choice]) -> Choice | None:
     return _field(None, Option(convert.choice, choices=of, word=word))
 
 
+def optional_choice(of: type[Choice]) -> Choice | None:
+    return _field(None, Option(convert.choice, choices=of, optional=True))
+
+
 def choices(of: type[Choice]) -> tuple[Choice, ...]:
     """Declare a list of names, which is empty by default."""
     return _field((), Option(convert.choice, choices=of, several=True))

@@ -13,6 +13,7 @@ from zonerelay.config.problems import Findings, unreachable
 from zonerelay.config.tables.listener import ListenerAuth, ListenerSettings, Network, in_full
 from zonerelay.config.tables.zone import DEFAULT_ZONE
 from zonerelay.config.units import format_size
+from zonerelay.model.envelope import Priority
 
 # [auth] and [[access]]: the users who may log in, and the clients that may use the relay for a recipient.
 
@@ -115,7 +116,7 @@ class RouteSettings:
 
     zone: str = declare.text("default", form=forms.name)
     """The zone of mail that matches all conditions."""
-    set_priority: str = declare.text("", form=forms.priority)
+    set_priority: Priority | None = declare.optional_choice(Priority)
     """The priority of this mail: high, normal or bulk. Empty: unchanged."""
     recipient_domain: tuple[str, ...] = declare.texts((), form=forms.domain)
     """The recipient's domain: "example.com", "*.example.com" (every subdomain), "*" (any)."""
@@ -133,7 +134,7 @@ class RouteSettings:
     """The client's address or network."""
     certificate: tuple[str, ...] = declare.texts((), form=forms.fingerprint)
     """The SHA-256 fingerprint of the client's certificate. It requires allow_certificates of the listener."""
-    priority: tuple[str, ...] = declare.texts((), form=forms.priority)
+    priority: tuple[Priority, ...] = declare.choices(Priority)
     """The priority: "high", "normal", "bulk"."""
     min_size: int = declare.size(0, least=1, optional=True)
     """The minimum size of the message as it was received. 0: any."""

@@ -107,7 +107,7 @@ class Login:
     epoch: int
 
     async def run(self, dialog: AuthDialog, capabilities: Capabilities, *, security: str) -> None:
-        """Log in on a connection after EHLO. `security` is as in `Session.security`.
+        """Log in on a connection after EHLO. `security` is that of its proof.
 
         Raise HostFailure (including NoLogin) and StaleTokenError.
         """

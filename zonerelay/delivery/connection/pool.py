@@ -213,7 +213,7 @@ class ConnectionPool:
             slot, session = waiting.popitem()
             if not waiting:
                 del self._idle_of[pool_key]  # destinations come and go by the million
-            self._leave_zone(slot)
+            del self._idle_in[slot.zone][slot]
             protocol = session.protocol
             protocol.idle = False
             if not protocol.usable:
@@ -240,14 +240,11 @@ class ConnectionPool:
 
     def _forget(self, session: OutgoingSession) -> None:
         slot = session.slot
-        self._leave_zone(slot)
+        del self._idle_in[slot.zone][slot]
         waiting = self._idle_of[session.pool_key]
         del waiting[slot]
         if not waiting:
             del self._idle_of[session.pool_key]
-
-    def _leave_zone(self, slot: Slot) -> None:
-        del self._idle_in[slot.zone][slot]
 
     def _dismiss(self, session: OutgoingSession) -> None:
         self._forget(session)

@@ -312,6 +312,7 @@ class OutgoingSession:
     has_taken_mail: bool = False
     """Whether the peer has accepted a message lately, on this connection or another."""
     proof: tls_plan.PeerVerification = IN_CLEAR
+    """The security of the connection: none, encrypted (an unknown peer), verified, dane or mta-sts."""
     skipped: str = ""
     """A line without a code among the replies before the first transaction."""
 
@@ -319,11 +320,6 @@ class OutgoingSession:
         self.pool_key = self.terms.pool_key
         most = self.terms.limits.max_messages_per_connection
         self.max_transactions = min(most, self.capabilities.limits.mailmax or most)
-
-    @property
-    def security(self) -> str:
-        """The security of the connection: none, encrypted (an unknown peer), verified, dane or mta-sts."""
-        return self.proof.security
 
     def suits(self, terms: Terms) -> bool:
         """Return whether the connection may carry mail on these terms, whose pool key equals its own."""
@@ -380,7 +376,7 @@ class SessionOpener:
                 self.tls.broken.add(key)
                 session = await attempt(plan.in_clear())
         if plan.encrypts:
-            result = "ok" if session.security != IN_CLEAR.security else "fallback"
+            result = "ok" if session.proof.security != IN_CLEAR.security else "fallback"
             self.events.outbound_tls(zone, plan.level, result, host=host.name, why=why)
         return session
 
@@ -636,7 +632,7 @@ class _Greeter:
         """Check the peer's identity before any command inside TLS."""
         tls = self.open_transport().get_extra_info("ssl_object")
         try:
-            self.proof = tls_plan.prove(self.plan, tls, now=self.tls.now())
+            self.proof = tls_plan.prove(self.plan, tls, now=self.tls.clock.now())
         except UntrustedCertificateError as error:
             raise self._tls_failure(f"{self.who}: {error}") from error
         worth = self.proof.security

@@ -116,7 +116,7 @@ class TlsPolicy:
     """
 
     def __init__(self, clock: Clock, *, remember_broken: float) -> None:
-        self._clock = clock
+        self.clock = clock
         self.broken = ExpiringSet[str](clock, remember_broken)
         """Hosts (`name:port`) whose TLS failed. `opportunistic` sends to them in clear text."""
         self.small = ExpiringSet[str](clock, SMALL_FOR)
@@ -126,15 +126,11 @@ class TlsPolicy:
             lambda small: SystemTrust(functools.partial(self._made, verify=True, small=small))
         )
 
-    def now(self) -> float:
-        """Return Unix time, with which the dates in certificates are compared."""
-        return self._clock.now()
-
     def context(self, *, verify: bool, small: bool) -> ResumingContext:
         return self._verifying(small).context() if verify else self._encrypting(small=small)
 
     def _made(self, *, verify: bool, small: bool) -> ResumingContext:
-        context = ResumingContext(ssl.PROTOCOL_TLS_CLIENT, self._clock)
+        context = ResumingContext(ssl.PROTOCOL_TLS_CLIENT, self.clock)
         if verify:
             trusting(context)
         context.check_hostname = False  # `prove` checks several names, and reports the certificate's
@@ -331,7 +327,7 @@ _VERIFY_CODES = {
 
 
 class PeerVerification(NamedTuple):
-    """The result of verifying a certificate. `security` is as in `Session.security`. `only_for` is the one
+    """The result of verifying a certificate: its `security`. `only_for` is the one
     next hop for which the certificate is valid.
     """
 

@@ -239,10 +239,6 @@ class MxRouter:
     def __post_init__(self) -> None:
         self._hostname = self.hostname.lower().removesuffix(".")
 
-    def configure(self, destinations: DestinationTable) -> None:
-        """Replace the [[destination]] tables for routes from now on."""
-        self.destinations = destinations
-
     async def route(self, zone: ZoneSettings, domain: str) -> Route | Unroutable:
         """Return the hosts by preference, with equal ones in a new random order at every call.
         Never raises.

@@ -172,7 +172,7 @@ class RouteRule(RuleConditions):
     def __init__(self, route: RouteSettings, number: int) -> None:
         self.zone = route.zone
         self.number = number
-        self.priority = Priority(route.set_priority) if route.set_priority else None
+        self.priority = route.set_priority
         try:
             super().__init__(route)
         except ValueError as error:
