@@ -82,7 +82,7 @@ async def test_foreign_database_is_refused_and_left_alone(tmp_path: Path) -> Non
 async def test_foreign_database_is_refused_again_where_there_are_no_hard_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It cannot be looked at without being opened there, but a mark would make it a spool at the next start."""
+    """It cannot be looked at without being opened there; a mark would make it a spool at the next start."""
 
     def link(source: Path, target: Path) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(source), None, str(target))
