@@ -147,7 +147,11 @@ class OutboxBed:
         return row
 
     async def link(self) -> DatabaseConnection:
-        return await DatabaseConnection.open(DatabaseAccess(self.server.url, str, self.schema, "test", 60.0))
+        """A connection of an application, which names tables without their schema."""
+        access = DatabaseAccess(self.server.url, str, self.schema, "test", 60.0)
+        link = await DatabaseConnection.open(access)
+        await link.fetch(f"SET search_path = {self.schema}")
+        return link
 
     def drop(self) -> None:
         self.server.psql(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE; DROP ROLE IF EXISTS {self.role}")
