@@ -30,7 +30,7 @@ from msgspec.structs import replace
 from zonerelay import __version__
 from zonerelay.admin.operators import Operators, require_private
 from zonerelay.admin.problems import ApiError, not_allowed
-from zonerelay.admin.requests import VISIT, media_type, read_body
+from zonerelay.admin.requests import VISIT, media_type, plain, read_body
 from zonerelay.admin.submission.body import JsonBody
 from zonerelay.admin.submission.drafts import Submission, SubmissionOrigin, sending_of
 from zonerelay.capture.faults import ChaosTriggers, FaultError, InjectedFaults
@@ -285,13 +285,13 @@ class Mailpit:
             by = self._admit(request)
             return await self._find(request, by)
         except ApiError as error:
-            return _error_response(error.status, str(error), error.fields)
+            return plain(error.status, str(error), error.fields)
         except NotFoundError as error:
-            return _error_response(404, str(error))
+            return plain(404, str(error))
         except _WRONG as error:
-            return _error_response(400, str(error))
+            return plain(400, str(error))
         except CaptureError as error:
-            return _error_response(503, str(error), {"Retry-After": "5"})
+            return plain(503, str(error), {"Retry-After": "5"})
 
     def _admit(self, request: web.Request) -> str:
         """Check the token of the request, and return its name for the log."""
@@ -611,7 +611,3 @@ def _time(at: float) -> str:
 
 def _json(value: object, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
-
-
-def _error_response(status: int, text: str, fields: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(status=status, text=text, headers=fields)

@@ -124,10 +124,10 @@ class OperatorActs:
 
     async def row(self, act_id: str) -> ActRow:
         """Return a change as a row. Raise NotFoundError if the journal does not have it."""
-        found = [act for act in await self._journal.acts() if act.id == act_id]
-        if not found:
-            raise NotFoundError(f"no change {act_id} in the last 24 hours")
-        return _row(found[0])
+        for act in await self._journal.acts():
+            if act.id == act_id:
+                return _row(act)
+        raise NotFoundError(f"no change {act_id} in the last 24 hours")
 
     async def _carry_out(
         self,
