@@ -218,7 +218,7 @@ MUTANTS: dict[str, tuple[int, str, Any]] = {
     # Orders outlive a restart.
     "order-lost": (212, "queue.orders.orders:OrdersFile.read", lambda real, *_: []),
     # Suspended mail does not leave.
-    "order-not-obeyed": (145, "queue.orders.orders:OrderTable", lambda real, *_: real()),
+    "order-not-obeyed": (178, "queue.orders.orders:OrderTable", lambda real, *_: real()),
     # Resume releases.
     "resume-releases-nothing": (44, "queue.operator.operations:Operations.release_orders", _release_none),
     # Limits: connections to a destination.

@@ -449,7 +449,7 @@ def test_a_turn_that_was_missed_goes_back_with_the_next_question_and_no_question
     turns, clock, wanted = lone("60/1m")
     turns.given((clock.monotonic(),))
     clock.advance(1.0)
-    assert turns.is_over(clock.monotonic())
+    assert turns.is_forgettable(clock.monotonic())
     assert not wanted
     assert len(turns.unused()) == 1
 
@@ -480,7 +480,8 @@ def test_a_batch_that_needs_a_second_turn_asks_for_it_and_it_is_not_given_back_a
     turns.watch(tell := lambda: None, further=True)
     assert wanted == [turns]
     assert turns.ask().count == 1
-    assert not turns.is_over(clock.monotonic())  # or the next batch would have turns of its own
+    turns.given(())
+    assert not turns.is_forgettable(clock.monotonic())  # or the next batch would have turns of its own
     turns.given((clock.monotonic() + 1.0,))
     turns.unwatch(tell)
     assert turns.next_turn == clock.monotonic() + 1.0

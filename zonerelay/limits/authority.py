@@ -350,9 +350,7 @@ class SlotAllocator:
     # Declarations
 
     def register(self, name: str, zone_limit: int, until: float) -> Owner:
-        owner = self.owners.get(name)
-        if owner is None:
-            owner = self.owners[name] = Owner(name)
+        owner = self.owners.setdefault(name, Owner(name))
         owner.zone_limit = zone_limit
         owner.until = until
         return owner

@@ -43,6 +43,7 @@ from itertools import islice
 from weakref import WeakValueDictionary
 
 import msgspec
+from msgspec import structs
 
 from zonerelay.config.units import Rate
 from zonerelay.limits import authority as limits
@@ -128,11 +129,10 @@ class LeasedTurns:
     wanted: "Callable[[LeasedTurns], None]"
 
     def __post_init__(self, rate: Rate | None, zone_rate: Rate | None) -> None:
-        rates = [each for each in (rate, zone_rate) if each is not None]
-        self._site_interval = limits.interval(rate) if rate is not None else 0.0
-        self._zone_interval = limits.interval(zone_rate) if zone_rate is not None else 0.0
-        self.interval = max(self._site_interval, self._zone_interval)
-        self._grace = min(map(limits.leased_grace, rates))
+        own, zone = (0.0 if each is None else limits.interval(each) for each in (rate, zone_rate))
+        self._request = limits.TurnRequest(self.site, self.destination, own, zone, 0)
+        self.interval = max(own, zone)
+        self._grace = min(limits.leased_grace(each) for each in (rate, zone_rate) if each is not None)
         self._turns: list[float] = []
         self._waiting: dict[Hashable, int] = {}
         self._unused: list[float] = []
@@ -183,10 +183,6 @@ class LeasedTurns:
     def is_crowded(self) -> bool:
         return self.pending >= self._most_pending
 
-    def is_over(self, now: float) -> bool:
-        self._drop_missed(now)
-        return not self._started and not self._turns
-
     def start(self, now: float) -> None:
         del now
         self.pending += 1
@@ -230,10 +226,7 @@ class LeasedTurns:
             self._block = min(2 * self._block, self._most)
         # A batch that has lost its turn needs one at once.
         after = 0.0 if len(self._turns) < self._started else self._ahead
-        count = max(0, min(missing, self._block))
-        return limits.TurnRequest(
-            self.site, self.destination, self._site_interval, self._zone_interval, count, after
-        )
+        return structs.replace(self._request, count=max(0, min(missing, self._block)), after=after)
 
     def given(self, turns: tuple[float, ...]) -> None:
         self.asked = False
@@ -247,15 +240,14 @@ class LeasedTurns:
     def known(self) -> tuple[limits.TurnRequest, tuple[float, ...]] | None:
         """Return the last used send time and the remaining ones, for an authority that has lost its state."""
         turns = (*((self.last,) if self.last != _NEVER else ()), *self._turns)
-        if not turns:
-            return None
-        return limits.TurnRequest(
-            self.site, self.destination, self._site_interval, self._zone_interval, 0
-        ), turns
+        return (self._request, turns) if turns else None
 
-    def idle_for(self, now: float) -> float:
-        """Return the seconds since the last used send time."""
-        return float("inf") if self.last == _NEVER else now - self.bounds.window(self.last, 0.0)[0]
+    def is_forgettable(self, now: float) -> bool:
+        """Return whether no send time is assigned or wanted, and none was used recently."""
+        self._drop_missed(now)
+        if self._started or self._turns or self.asked:
+            return False
+        return self.last == _NEVER or now - self.bounds.window(self.last, 0.0)[0] > FORGET
 
     def unused(self) -> tuple[tuple[str, float], ...]:
         """Return the send times that this worker will not use, each with its site, and forget them."""
@@ -782,7 +774,7 @@ class LimitKeeper:
         if zone.waiters or zone.is_crowded or zone.is_closed:
             self.relieve(zone.name)
         for turns in list(zone.turns):
-            if turns.is_over(now) and not turns.asked and turns.idle_for(now) > FORGET:
+            if turns.is_forgettable(now):
                 del zone.turns[turns]
         silent = now - max(zone.heard, zone.asked)
         renew = lease is not None and not zone.is_empty and silent > lease / RENEWALS

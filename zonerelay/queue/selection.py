@@ -260,12 +260,9 @@ class SlowStart:
 
     def put_aside(self, destination: Destination) -> None:
         """Keep a destination that was not admitted."""
-        kind = destination.standing
-        if kind is Standing.NEW:
-            row = self._rows[0 if destination.has_fresh else 1][1]
-        else:
-            row = self._rows[2 if kind is Standing.FAILING else 3][1]
-        row[destination] = None
+        new = 0 if destination.has_fresh else 1
+        number = {Standing.FAILING: 2, Standing.SLOW: 3}.get(destination.standing, new)
+        self._rows[number][1][destination] = None
 
     def sort(self) -> None:
         """Sort the waiting destinations again, because fresh mail may have become backlog."""

@@ -634,8 +634,7 @@ class Settler:
         if simple:
             # No event and no report is left to make, and no caller waits.
             changes: list[Change] = [Finish(delivery) for delivery in deliveries]
-            if (report := self._callbacks.report()) is not None:
-                changes += self._companions(report, message, delivered, destination, seconds)
+            changes += self._companions(message, delivered, destination, seconds)
             self.outcome_log.put(AtomicWrite(changes, len(deliveries), lazy=True))
             return
         parcel = _PendingOutcomes(message, deliveries, outcomes, destination, seconds)
@@ -791,14 +790,12 @@ class Settler:
     # Writing and reporting
 
     def _companions(
-        self,
-        report: ReportOutcomes,
-        message: Message | None,
-        reported: Sequence[Result],
-        destination: str,
-        seconds: float | None,
+        self, message: Message | None, reported: Sequence[Result], destination: str, seconds: float | None
     ) -> list[OwnMessage]:
         """Return the messages that report outcomes to others. An error there must not lose the outcome."""
+        report = self._callbacks.report() if reported else None
+        if report is None:
+            return []
         try:
             return report(message, reported, destination, seconds)
         except Exception as error:  # noqa: BLE001 - see above
@@ -812,8 +809,7 @@ class Settler:
         changes: list[Change] = [c.change for c in dispositions]
         changes += [submit for _, submit in reports]
         news = [(c.delivery, c.outcome, c.next_attempt) for c in dispositions if _is_news(c)]
-        if news and (report := self._callbacks.report()) is not None:
-            changes += self._companions(report, parcel.message, news, destination, seconds)
+        changes += self._companions(parcel.message, news, destination, seconds)
 
         def then() -> None:
             if durable is not None and not durable.done():
