@@ -1,6 +1,8 @@
 """Trouble at opening is told in words that say what to do, and nothing is ever deleted."""
 
+import asyncio
 import errno
+import fcntl
 import logging
 import os
 import threading
@@ -17,6 +19,7 @@ from zonerelay.model.delivery import queue_of, webhook_queue
 from zonerelay.store import records
 from zonerelay.store.contract import Finish, QueueCounts, StoreError, StoreOpenError
 from zonerelay.store.keys.port import Op
+from zonerelay.store.leveldb import engine
 from zonerelay.store.leveldb.damage.directory import MARK_NAME, SyncMark, write_mark
 from zonerelay.store.leveldb.engine import plyvel
 from zonerelay.store.leveldb.spool import LevelDb
@@ -50,7 +53,17 @@ async def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-async def test_second_opener_is_told_who_may_have_the_spool(spool: Spool) -> None:
+@pytest.mark.parametrize("lockable", [True, False])
+async def test_second_opener_is_told_who_may_have_the_spool(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch, lockable: bool
+) -> None:
+    """A network file system may not lock directories; LevelDB locks a file in any case."""
+
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    if not lockable:
+        monkeypatch.setattr(fcntl, "flock", flock)
     text = await refusal(spool.settings.path)
     assert "another zonerelay has " in text
     assert str(spool.settings.path) in text
@@ -119,6 +132,29 @@ async def test_damaged_database_says_how_to_repair_it(spool: Spool) -> None:
     assert "is damaged" in text
     assert "`zonerelay spool repair` lists what it would save" in text
     assert set(before) <= {path.name for path in spool.settings.path.iterdir()}
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, goes_on, connect = threading.Event(), threading.Event(), engine.connect
+
+    def slow(path: Path, *, write_buffer: int, create: bool = False, is_tight: bool = False) -> plyvel.DB:
+        db = connect(path, write_buffer=write_buffer, create=create, is_tight=is_tight)
+        entered.set()
+        goes_on.wait(10)
+        return db
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "connect", slow)
+        opening = asyncio.create_task(Spool(tmp_path).open())
+        await asyncio.to_thread(entered.wait, 10)
+        opening.cancel()
+        threading.Timer(0.1, goes_on.set).start()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+    async with Spool(tmp_path) as spool:
+        await store_message(spool.store, 1)
 
 
 async def test_file_in_place_of_the_directory_is_named(tmp_path: Path) -> None:

@@ -400,7 +400,7 @@ def is_full(error: Exception) -> bool:
 
 def is_locked(error: Exception) -> bool:
     """Return whether another process, or this one, has the database open."""
-    return has_words(error, errno.EAGAIN) or words(error).endswith("already locked by this process")
+    return has_words(error, errno.EAGAIN) or words(error).endswith("already held by process")
 
 
 def has_words(error: Exception, *numbers: int) -> bool:

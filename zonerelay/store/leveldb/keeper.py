@@ -406,8 +406,8 @@ async def open_leveldb(settings: SpoolSettings, around: StoreContext) -> Partiti
             reserve_file.make_way, functools.partial(_open, reader.opened)
         )
     except BaseException:
+        reader.stop()  # a cancelled opening runs to its end
         reader.opened.close()
-        reader.stop()
         raise
     keeper = SpoolKeeper(reader, reserve_file=reserve_file, min_free_space=guard, around=around, view=view)
     return PartitionStore(keeper, around, last_id=last_id, empty=is_empty)
