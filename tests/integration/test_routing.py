@@ -21,7 +21,7 @@ from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.routing.addresses import OwnAddresses
 from zonerelay.routing.destinations.mx import MxRouter
 from zonerelay.routing.destinations.route import Route, Unroutable
-from zonerelay.routing.dns.answers import DnsStatus, TlsaRecord
+from zonerelay.routing.dns.answers import CNAME, TLSA, TXT, DnsStatus, TlsaRecord
 from zonerelay.routing.dns.resolver import FAILURE_TTL, MAX_RECORDS, Hosts, Resolver
 
 ZONES: fake_dns.Zones = {
@@ -362,7 +362,7 @@ async def test_a_name_that_is_none_is_a_deferral() -> None:
 async def test_tlsa_records_come_as_they_are_and_once() -> None:
     async with bed() as it:
         for _ in range(2):
-            answer = await it.resolver.tlsa("_25._tcp.mx.example.com")
+            answer = await it.resolver.lookup("_25._tcp.mx.example.com", TLSA)
         assert set(answer.records) == {
             TlsaRecord(3, 1, 1, b"\xab" * 32),
             TlsaRecord(2, 0, 0, b"0\0"),
@@ -373,21 +373,21 @@ async def test_tlsa_records_come_as_they_are_and_once() -> None:
 
 async def test_the_strings_of_a_text_record_are_joined_and_huge_ones_left_out() -> None:
     async with bed() as it:
-        answer = await it.resolver.txt("policy.example")
+        answer = await it.resolver.lookup("policy.example", TXT)
         assert set(answer.records) == {"v=STSv1; id=1;", "second"}
-        assert (await it.resolver.txt("absent.example")).status is DnsStatus.NXDOMAIN
+        assert (await it.resolver.lookup("absent.example", TXT)).status is DnsStatus.NXDOMAIN
 
 
 async def test_an_answer_is_secure_where_the_trusted_resolver_says_so() -> None:
     async with bed(trust_ad=True, secure=["example.com", "empty.example", "absent.example"]) as it:
         assert (await it.resolver.mx("example.com")).secure
         assert (await it.resolver.addresses("mx.example.com", ipv6=True)).secure
-        assert (await it.resolver.tlsa("_25._tcp.mx.example.com")).secure
+        assert (await it.resolver.lookup("_25._tcp.mx.example.com", TLSA)).secure
         for name in ("empty.example", "absent.example"):  # a denial is an answer, too
-            answer = await it.resolver.tlsa(name)
+            answer = await it.resolver.lookup(name, TLSA)
             assert (answer.records, answer.secure) == ((), True)
         assert not (await it.resolver.mx("null.example")).secure
-        assert not (await it.resolver.tlsa("elsewhere.example")).secure
+        assert not (await it.resolver.lookup("elsewhere.example", TLSA)).secure
 
 
 async def test_nothing_is_secure_without_trust() -> None:
@@ -395,7 +395,7 @@ async def test_nothing_is_secure_without_trust() -> None:
         it.dns.pushy = True  # as anybody on the way could be
         assert not (await it.resolver.mx("example.com")).secure
         assert not (await it.resolver.addresses("mx.example.com", ipv6=True)).secure
-        assert not (await it.resolver.tlsa("absent.example")).secure
+        assert not (await it.resolver.lookup("absent.example", TLSA)).secure
         assert (await it.resolver.addresses("192.0.2.1", ipv6=True)).secure is False
 
 
@@ -404,7 +404,7 @@ async def test_an_alias_is_secure_when_all_of_it_is_and_says_where_it_ends() -> 
         async with bed(trust_ad=True, secure=secure) as it:
             found = await it.resolver.addresses("cdn.example", ipv6=True)
             assert (found.secure, found.canonical) == (len(secure) == 2, "mx.example.com")
-            alias = await it.resolver.alias("cdn.example")
+            alias = await it.resolver.lookup("cdn.example", CNAME)
             assert (alias.records, alias.secure) == (("mx.example.com",), "cdn.example" in secure)
 
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from tests.support.event_log import EventLog, events_into
 from zonerelay.config.settings import CredentialSettings, DeliverySettings, SourceSettings, ZoneSettings
@@ -18,7 +18,7 @@ from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.model.envelope import BodyType, Envelope, Mailbox, Message, MessageId, Recipient
 from zonerelay.model.reply import Reply
 from zonerelay.routing.destinations.route import Batch, MxHost, Route
-from zonerelay.routing.dns.answers import Addresses, DnsAnswer, DnsStatus, TlsaRecord
+from zonerelay.routing.dns.answers import CNAME, Addresses, DnsAnswer, DnsStatus, RecordType, TlsaRecord
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.store.contract import CHUNK_SIZE, ClaimLostError, StoreError
 from zonerelay.telemetry.events.events import Events
@@ -118,14 +118,12 @@ class Names:
             return Addresses(ips, secure=name in self.secure, canonical=self.canonical.get(name, ""))
         return Addresses((), Reply(451, "4.3", f"no answer for {name}"))
 
-    async def tlsa(self, name: str) -> DnsAnswer[TlsaRecord]:
+    async def lookup(self, name: str, kind: RecordType[Any]) -> DnsAnswer[Any]:
+        if kind is CNAME:
+            self.asked.append(f"alias {name}")
+            return DnsAnswer(DnsStatus.OK, (self.canonical[name],), 1e12, f"alias {name}" in self.secure)
         self.asked.append(name)
-        denial: DnsAnswer[TlsaRecord] = DnsAnswer(DnsStatus.NXDOMAIN, (), 1e12, secure=True)
-        return self.records.get(name, denial)
-
-    async def alias(self, name: str) -> DnsAnswer[str]:
-        self.asked.append(f"alias {name}")
-        return DnsAnswer(DnsStatus.OK, (self.canonical[name],), 1e12, f"alias {name}" in self.secure)
+        return self.records.get(name, DnsAnswer(DnsStatus.NXDOMAIN, (), 1e12, secure=True))
 
 
 def make_renderer(bodies: Bodies, *, clock: Clock, log: EventLog | None = None) -> Renderer:

@@ -196,7 +196,7 @@ class Domain:
     fetched: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
 
-    async def txt(self, name: str) -> DnsAnswer[str]:
+    async def lookup(self, name: str, kind: object) -> DnsAnswer[str]:
         self.asked.append(name)
         records = (f"v=STSv1; id={self.id};",) if self.dns is DnsStatus.OK and self.id else ()
         return DnsAnswer(self.dns, records, self.clock.monotonic() + TXT_TTL)

@@ -256,7 +256,7 @@ class Asked(Resolver):
         self.gate.set()
 
     async def get(self, name: str = "x") -> dns_answers.DnsAnswer[str]:
-        return await self.lookup(name, "A")
+        return await self.lookup(name, A)
 
     async def _ask(self, name: str, kind: object) -> dns_answers.DnsAnswer[Any]:
         self.count += 1

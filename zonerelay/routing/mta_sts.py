@@ -32,7 +32,7 @@ from zonerelay.process.tasks import cancel_all
 from zonerelay.process.threads import FILES
 from zonerelay.process.webclient import Resolve, Response, WebError, fetch
 from zonerelay.routing.addresses import ascii_domain, is_private
-from zonerelay.routing.dns.answers import DnsAnswer, DnsStatus
+from zonerelay.routing.dns.answers import TXT, DnsAnswer, DnsStatus
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.telemetry.events.events import Events
 
@@ -315,7 +315,7 @@ class StsPolicies:
         await self._loaded()
         if len(domain) > MAX_NAME:
             return self._found(None, DnsAnswer(DnsStatus.NODATA, (), self.clock.monotonic() + RETRY_AFTER))
-        answer = await self.names.txt(f"_mta-sts.{domain}")
+        answer = await self.names.lookup(f"_mta-sts.{domain}", TXT)
         announced = record_id(answer.records)
         held = self.held(domain)
         if announced and (held is None or held.id != announced):

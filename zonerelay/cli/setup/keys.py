@@ -39,7 +39,7 @@ from zonerelay.message.dkim.signature import ED25519, RSA
 from zonerelay.model.clock import SystemClock
 from zonerelay.process.certificate import IssuedCertificate, Name, issue, written
 from zonerelay.routing.addresses import ascii_domain
-from zonerelay.routing.dns.answers import DnsStatus
+from zonerelay.routing.dns.answers import TXT, DnsStatus
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.smtp.server.paths import literal_address
 
@@ -205,7 +205,7 @@ async def _finding(resolver: Resolver, entry: DkimEntry) -> RecordFinding:
     if domain.startswith("*."):
         detail = "each name below needs its own record; with signing_domain one record is enough for all"
         return RecordFinding(RecordStatus.WILDCARD, detail)
-    answer = await resolver.txt(_record_of(entry))
+    answer = await resolver.lookup(_record_of(entry), TXT)
     if not answer.status.is_definite:
         return RecordFinding(RecordStatus.UNKNOWN, str(answer.status))
     found = dkim.judge(answer.records, entry.key)

@@ -52,7 +52,7 @@ from zonerelay.model.reply import Reply
 from zonerelay.process.webclient import SystemTrust, trusting
 from zonerelay.routing.addresses import ascii_domain
 from zonerelay.routing.destinations.route import MxHost, Route, TlsDemand
-from zonerelay.routing.dns.answers import Addresses, TlsaRecord
+from zonerelay.routing.dns.answers import CNAME, TLSA, Addresses, TlsaRecord
 from zonerelay.routing.dns.resolver import Resolver
 from zonerelay.smtp.client.replies import printable
 
@@ -215,7 +215,7 @@ async def requirements(resolver: Resolver, terms: Terms, host: MxHost, found: Ad
             host, f"was found through MX records of {terms.route.name} that are not secured by DNSSEC"
         )
     for base in await _base_domains(resolver, host, found):
-        answer = await resolver.tlsa(f"_{host.port}._tcp.{base}")
+        answer = await resolver.lookup(f"_{host.port}._tcp.{base}", TLSA)
         if not answer.status.is_definite:
             raise _unusable(host, f"has TLSA records, but the lookup failed: {answer.status}")
         if answer.secure and answer.records:
@@ -240,7 +240,7 @@ async def _base_domains(resolver: Resolver, host: MxHost, found: Addresses) -> l
     if not found.canonical:
         return []
     # The name may be secure although the target of its alias is not.
-    alias = await resolver.alias(host.name)
+    alias = await resolver.lookup(host.name, CNAME)
     if not alias.status.is_definite:
         raise _unusable(host, f"has an alias, but its lookup failed: {alias.status}")
     return [host.name] if alias.secure else []

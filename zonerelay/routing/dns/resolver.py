@@ -465,7 +465,7 @@ class Resolver:
         """Return the MX records of an ASCII domain by preference. The root as a host is `""` (null MX)."""
         if is_localhost(domain):
             return DnsAnswer(DnsStatus.NODATA, (), self._expires(0.0))
-        return await self._cached(domain, answers.MX)
+        return await self.lookup(domain, answers.MX)
 
     async def addresses(self, name: str, *, ipv6: bool) -> Addresses:
         """Return the addresses of a host, IPv6 and IPv4 alternately, so that a broken family costs only one
@@ -483,15 +483,11 @@ class Resolver:
         except ValueError as error:
             return _no_address(f"{name}: {error}")
         if not ipv6:
-            four = await self.lookup(name, "A")
+            four = await self.lookup(name, answers.A)
             return _addresses(name, four.records, (four,))
-        six, four = await asyncio.gather(self.lookup(name, "AAAA"), self.lookup(name, "A"))
+        six, four = await asyncio.gather(self.lookup(name, answers.AAAA), self.lookup(name, answers.A))
         turns = chain.from_iterable(zip_longest(six.records, four.records))
         return _addresses(name, [ip for ip in turns if ip is not None], (six, four))
-
-    async def lookup(self, name: str, kind: str) -> DnsAnswer[str]:
-        """Return the A or AAAA records of an ASCII name from DNS or the cache, never from the hosts file."""
-        return await self._cached(name, answers.AAAA if kind == "AAAA" else answers.A)
 
     async def implicit_mx(self, name: str, denial: DnsStatus, *, local: bool = False) -> DnsStatus:
         """Return OK if mail for an ASCII domain without an MX record goes to its own address (RFC 5321 5.1),
@@ -503,32 +499,21 @@ class Resolver:
         exists in the DNS, and with `local` for all.
         """
         # Both families, whatever a zone uses: a domain that has only one may get the other tomorrow.
-        found = await asyncio.gather(self.lookup(name, "A"), self.lookup(name, "AAAA"))
+        found = await asyncio.gather(self.lookup(name, answers.A), self.lookup(name, answers.AAAA))
         is_local = local or denial is DnsStatus.NODATA
         if any(each.records for each in found) or (is_local and (await self.addresses(name, ipv6=True)).ips):
             return DnsStatus.OK
         return next((each.status for each in found if each.status is not denial), denial)
-
-    async def tlsa(self, name: str) -> DnsAnswer[answers.TlsaRecord]:
-        """Return the TLSA records of an ASCII name such as `_25._tcp.mx.example.com` (RFC 6698 3)."""
-        return await self._cached(name, answers.TLSA)
-
-    async def alias(self, name: str) -> DnsAnswer[str]:
-        """Return the target of an ASCII name's CNAME, one step."""
-        return await self._cached(name, answers.CNAME)
-
-    async def txt(self, name: str) -> DnsAnswer[str]:
-        """Return the TXT records of an ASCII name, without those over `MAX_TEXT` bytes."""
-        return await self._cached(name, answers.TXT)
 
     async def close(self) -> None:
         """Cancel the queries in progress."""
         await self.watch.close()
         await cancel_all(*self._asking.values())
 
-    async def _cached(self, name: str, kind: answers.RecordType[Record]) -> DnsAnswer[Record]:
-        """Return the cached answer, or send a query. Callers with the same query wait for one task, so that a
-        caller that is cancelled does not take the answer from the others.
+    async def lookup(self, name: str, kind: answers.RecordType[Record]) -> DnsAnswer[Record]:
+        """Return the records of an ASCII name from the cache or from DNS, never from the hosts file. Callers
+        with the same query wait for one task, so that a caller that is cancelled does not take the answer
+        from the others.
         """
         question = kind.name, name
         answer = self._answers.get(question)
