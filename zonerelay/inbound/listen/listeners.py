@@ -95,36 +95,30 @@ class Listeners:
     ids: MessageIdSource
     choose_zone: ChooseZone
     zones: Callable[[], Collection[str]]
-    resolver: InitVar[Resolver]
+    resolver: Resolver
     events: Events
     clock: Clock
     secret: bytes
-    records: InitVar[Callable[[], RecordStore]]
+    records: Callable[[], RecordStore]
     open_http: OpenHttp
     srs: Callable[[], Srs | None] = lambda: None
     webhooks: Callable[[], contexts.AcceptanceReporter | None] = lambda: None
     new_mail_rate: Callable[[str], float] = lambda _: 0.0
-    orders: InitVar[contexts.SuspensionCheck | None] = None
+    orders: contexts.SuspensionCheck | None = None
     inherited: InheritedSockets = NOTHING
     share_failure: Callable[[str], None] = lambda _: None
 
-    def __post_init__(
-        self,
-        settings: Settings,
-        resolver: Resolver,
-        records: Callable[[], RecordStore],
-        orders: contexts.SuspensionCheck | None,
-    ) -> None:
+    def __post_init__(self, settings: Settings) -> None:
         events, clock = self.events, self.clock
         self._users: Authenticator | None = None
         self._credentials = settings.auth.credentials
-        self.guard = Guard(self._credentials, records, events=events, clock=clock)
+        self.guard = Guard(self._credentials, self.records, events=events, clock=clock)
         """The object that enforces the limits of users for mail from every source."""
         self._shared = contexts.SharedContext(
             memory=SessionMemory(settings.max_session_memory),
-            sender_domains=SenderDomains(resolver),
+            sender_domains=SenderDomains(self.resolver),
             bursts=Bursts(self.store.counts, self.new_mail_rate, clock),
-            orders=orders,
+            orders=self.orders,
             guard=self.guard,
         )
         self._kept: list[SomeListener] = []
