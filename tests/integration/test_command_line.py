@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import PROGRAM, Ran, ran
+from tests.support.command import PROGRAM, Ran, ran, typed
 from tests.support.fake_relay import FakeRelay, delivery
 from zonerelay.cli import relay
 from zonerelay.cli.terminal import output
@@ -33,32 +33,7 @@ class Shell:
         return await asyncio.to_thread(ran, self.capture, *words, "--config", str(self.relay.config))
 
     async def typing(self, text: str, *words: str) -> Ran:
-        """As a process on a terminal, with somebody who types."""
-        ours, theirs = pty.openpty()
-        os.write(ours, text.encode())
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            PROGRAM,
-            *words,
-            "--config",
-            str(self.relay.config),
-            stdin=theirs,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=theirs,
-            env={**os.environ, "COLUMNS": "160", "TERM": "xterm"},
-        )
-        os.close(theirs)
-        out, _ = await asyncio.wait_for(process.communicate(), 20)
-        err = b""
-        try:
-            while piece := os.read(ours, 65536):
-                err += piece
-        except OSError:  # EIO: the other side is closed
-            pass
-        os.close(ours)
-        assert process.returncode is not None
-        return Ran(process.returncode, out.decode(), err.decode())
+        return await asyncio.to_thread(typed, [text], *words, "--config", str(self.relay.config))
 
 
 @pytest.fixture
@@ -254,7 +229,7 @@ async def test_a_reason_travels_with_a_bounce(shell: Shell) -> None:
 
 
 async def test_on_a_terminal_a_bulk_verb_shows_and_asks(shell: Shell) -> None:
-    ran = await shell.typing("y\n", "queue", "hold", "--domain", "example.com")
+    ran = await shell.typing("y", "queue", "hold", "--domain", "example.com")
     assert ran.status == 0
     assert "user1@example.com" in ran.err
     assert "Hold 2 deliveries? [y/N]" in ran.err
@@ -262,7 +237,7 @@ async def test_on_a_terminal_a_bulk_verb_shows_and_asks(shell: Shell) -> None:
 
 
 async def test_anything_but_yes_changes_nothing(shell: Shell) -> None:
-    ran = await shell.typing("\n", "queue", "drop", "--all")
+    ran = await shell.typing("", "queue", "drop", "--all")
     assert ran.status == 1
     assert "Nothing was changed." in ran.err
     assert shell.relay.changes == []

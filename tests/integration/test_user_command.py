@@ -2,8 +2,6 @@
 
 import io
 import json
-import os
-import pty
 import re
 import subprocess
 import sys
@@ -12,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import PROGRAM, Ran, ran
+from tests.support.command import PROGRAM, Ran, ran, typed
 from tests.support.toml import toml_document
 from zonerelay.config import user_limits
 from zonerelay.config.credentials import file as credentials
@@ -36,30 +34,7 @@ class Shell:
         return ran(self._capture, "user", *words, *(where or ("--file", str(self.file))))
 
     def typing(self, lines: Sequence[str], *words: str) -> Ran:
-        """On a terminal; each line is typed when something is asked."""
-        ours, theirs = pty.openpty()
-        process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, "user", *words, "--file", str(self.file)],
-            stdin=theirs,
-            stdout=subprocess.PIPE,
-            stderr=theirs,
-            start_new_session=True,  # no controlling terminal: getpass takes standard input's
-        )
-        os.close(theirs)
-        shown = b""
-        for line in lines:
-            while not shown.endswith(b": "):
-                shown += os.read(ours, 4096)
-            os.write(ours, f"{line}\n".encode())
-            shown += b"|"
-        try:
-            while piece := os.read(ours, 4096):
-                shown += piece
-        except OSError:  # EIO: the other side is closed
-            pass
-        out, _ = process.communicate(timeout=20)
-        os.close(ours)
-        return Ran(process.returncode, out.decode(), shown.decode())
+        return typed(lines, "user", *words, "--file", str(self.file))
 
     def senders(self) -> dict[str, tuple[str, ...]]:
         return {name: user.senders for name, user in credentials.read(self.file).items()}
@@ -244,8 +219,8 @@ def test_two_different_passwords_change_nothing(shell: Shell) -> None:
 
 
 def test_end_of_input_instead_of_a_password_changes_nothing(shell: Shell) -> None:
-    for typed in (["\x04"], [PASSWORD, "\x04"]):
-        ran = shell.typing(typed, "add", "app")
+    for lines in (["\x04"], [PASSWORD, "\x04"]):
+        ran = shell.typing(lines, "add", "app")
         assert ran.status == 1
         assert "no password was given; nothing was changed" in ran.err
         assert "Traceback" not in ran.err

@@ -1,6 +1,12 @@
 """A command of the relay in this process, and what it said."""
 
+import contextlib
 import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +44,32 @@ def ran(capture: pytest.CaptureFixture[str], *words: str) -> Ran:
         status = int(error.code or 0)
     out, err = capture.readouterr()
     return Ran(status, out, err)
+
+
+def typed(lines: Sequence[str], *words: str) -> Ran:
+    """Run it as a process on a terminal; each line is typed when something is asked."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *words],
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env={**os.environ, "COLUMNS": "160", "TERM": "xterm"},
+        start_new_session=True,  # no controlling terminal: getpass takes standard input's
+    )
+    os.close(theirs)
+    shown = b""
+    for line in lines:
+        while not shown.endswith((b": ", b"] ")):
+            shown += os.read(ours, 4096)
+        os.write(ours, f"{line}\n".encode())
+        shown += b"|"
+    with contextlib.suppress(OSError):  # EIO: the other side is closed
+        while piece := os.read(ours, 4096):
+            shown += piece
+    out, _ = process.communicate(timeout=20)
+    os.close(ours)
+    return Ran(process.returncode, out.decode(), shown.decode())
 
 
 @dataclass

@@ -122,8 +122,7 @@ class Supervisor:
         self._sockets.open((each.address for each in settings.listener), count_of(settings))
         self._launcher.begin(self.text)
         # The lock proves that no worker of a former relay runs, which could have slots that are unknown here.
-        path = self._launcher.limits = limits_socket_path(settings)
-        limits = LimitServer(path, LimitTable(self.clock))
+        limits = LimitServer(limits_socket_path(settings), LimitTable(self.clock))
         stack.push_async_callback(limits.close)
         await limits.start()
         running = loop.create_task(self._workers.run())

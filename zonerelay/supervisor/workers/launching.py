@@ -13,6 +13,7 @@ from pathlib import Path
 
 from zonerelay import durable
 from zonerelay.config.settings import Settings
+from zonerelay.control.socket import limits_socket_path
 from zonerelay.process.setup import LIMITS, SOCKETS, STARTED_WITH
 from zonerelay.store.spool_paths import count_of
 from zonerelay.supervisor.sockets import RelaySockets
@@ -49,8 +50,6 @@ class Launcher:
         self._texts: dict[Path, bytes] = {}
         home = self.settings.spool.path.parent.absolute()
         self._config, self._at_start = home / IN_FORCE, home / AT_START
-        self.limits: Path | None = None
-        """The socket of the shared limits."""
 
     def __call__(
         self, index: int, drains_spool: bool
@@ -65,12 +64,11 @@ class Launcher:
         environment = {
             **self._environment,
             STARTED_WITH: str(self._at_start),
+            LIMITS: str(limits_socket_path(self.settings)),
             SOCKETS: "{}" if drains_spool else self.sockets.as_text(index, count_of(self.settings)),
             # sd_watchdog_enabled(3): a sign of life is due in half of the time.
             "WATCHDOG_USEC": str(int(min(self.settings.worker_timeout / BEATS, LONGEST_BEAT) * 2_000_000)),
         }
-        if self.limits is not None:
-            environment[LIMITS] = str(self.limits)
         descriptors = () if drains_spool else self.sockets.descriptors()
         return command, environment, (self.held, *descriptors)
 
