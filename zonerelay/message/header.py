@@ -33,7 +33,8 @@ time is linear in the length of the field, for any content.
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence, Set
+from contextlib import aclosing
 from functools import lru_cache
 
 import msgspec
@@ -161,6 +162,23 @@ class Header(msgspec.Struct, frozen=True, gc=False):
         """Return the header without the fields named in `dropped`, in lower case."""
         fields = tuple(field for field in self.fields if field[0].lower() not in dropped)
         return structs.replace(self, fields=fields, names=self.names - dropped)
+
+
+async def read_header(pieces: AsyncGenerator[bytes, None], limit: int) -> tuple[bytes, bool]:
+    """Return all fields with the CRLF of the last one and true, or what was read and false if the end is not
+    within `limit` and one piece. In a message without an empty line everything is header.
+    """
+    block = b""
+    async with aclosing(pieces):
+        async for piece in pieces:
+            searched = max(len(block) - len(_END) + 1, 0)
+            block = block + piece if block else piece
+            end = 0 if block.startswith(EMPTY_LINE) else block.find(_END, searched) + len(EMPTY_LINE)
+            if end != 1:
+                return block[:end], True
+            if len(block) > limit:
+                return block, False
+    return block, True
 
 
 class HeaderScanner:

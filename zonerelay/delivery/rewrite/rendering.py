@@ -41,7 +41,7 @@ from zonerelay.config.settings import BodyConversion, DkimMode, ZoneSettings
 from zonerelay.message.conversion import ConversionPlan, ConversionSurvey, Encoder, NotConvertibleError
 from zonerelay.message.dkim import signature as dkim
 from zonerelay.message.dkim.signature import DkimKey, UnsignedField
-from zonerelay.message.header import edit_header
+from zonerelay.message.header import EMPTY_LINE, edit_header, read_header
 from zonerelay.message.srs import Srs, SrsError
 from zonerelay.model.clock import Clock
 from zonerelay.model.envelope import NULL_SENDER, BodyType, Mailbox, Message, MessageId
@@ -180,26 +180,6 @@ ReadBody = Callable[[MessageId], Pieces]
 
 CheckClaim = Callable[[MessageId], None]
 """Raises ClaimLostError if another relay may be sending the message."""
-
-_CRLF = b"\r\n"
-_END = b"\r\n\r\n"
-
-
-async def _header_of(pieces: Pieces, limit: int) -> bytes | None:
-    """Return all fields with the CRLF of the last one, or None if the end is not within `limit` and one
-    chunk. In a message without an empty line everything is header.
-    """
-    block = b""
-    async with aclosing(pieces):
-        async for piece in pieces:
-            searched = max(len(block) - len(_END) + 1, 0)
-            block = block + piece if block else piece
-            end = 0 if block.startswith(_CRLF) else block.find(_END, searched) + len(_CRLF)
-            if end != 1:
-                return block[:end]
-            if len(block) > limit:
-                return None
-    return block
 
 
 async def _hash_of(pieces: Pieces) -> str:
@@ -451,14 +431,14 @@ class Renderer:
         sender = self._sender(plan, message, now)
         old = new = b""
         if plan.changes_header:
-            header = await _header_of(read(message.id), self._max_header)
-            if header is None:
+            header, is_whole = await read_header(read(message.id), self._max_header)
+            if not is_whole:
                 self._events.sent_unchanged(message.id, plan.zone.name, "the header has no end")
                 self._not_signed(plan, "the header has no end")
             else:
                 old = header
                 new = edit_header(header, add=plan.add, replace=plan.replace, remove=plan.zone.header_remove)
-                body = _spliced(b"", read(message.id), len(old) + len(_CRLF))
+                body = _spliced(b"", read(message.id), len(old) + len(EMPTY_LINE))
                 new = await self._signature(plan, message, new, body, now) + new
                 if new == old:
                     old = new = b""

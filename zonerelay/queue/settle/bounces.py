@@ -15,7 +15,7 @@ from msgspec import structs
 
 from zonerelay.config.settings import BounceSettings, ZoneSettings
 from zonerelay.message.dsn import DsnKind, Notice, RecipientReport, compose
-from zonerelay.message.header import fits_lines, parse_header
+from zonerelay.message.header import fits_lines, parse_header, read_header
 from zonerelay.model import envelope as envelopes
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import Delivery, queue_of
@@ -112,31 +112,21 @@ class DsnMaker:
         return any(size > self._zone_sizes.get(each.zone, size) for each in submit.deliveries)
 
     async def _original(self, message: Message, *, whole: bool) -> tuple[bytes, bytes]:
-        """Return the header, and the message if `whole` is set and it can be returned."""
-        whole = whole and message.size <= self.bounce.return_size
-        head = bytearray()
+        """Return the header, in whole lines up to the size limit, and the message if `whole` is set and it
+        can be returned.
+        """
+        text, most = b"", self.bounce.return_size
         try:
-            async with aclosing(self.store.read_body(message.id)) as body:
-                async for chunk in body:
-                    searched = max(0, len(head) - len(_END_OF_HEADER) + 1)
-                    head += chunk
-                    if whole:
-                        continue
-                    if head.find(_END_OF_HEADER, searched) >= 0 or len(head) >= self.bounce.return_size:
-                        break
+            header, _ = await read_header(self.store.read_body(message.id), most)
+            if whole and message.size <= most:
+                async with aclosing(self.store.read_body(message.id)) as body:
+                    text = b"".join([piece async for piece in body])
         except StoreError as error:
             self.events.error("queue.report_header", error, message_id=message.id)
             return b"", b""
-        text = bytes(head)
-        return self._header_of(text), text if whole and fits_lines(text) else b""
-
-    def _header_of(self, head: bytes) -> bytes:
-        """Return whole lines up to the end of the header or the size limit."""
-        end = head.find(_END_OF_HEADER)
-        header = head[: end + 2] if end >= 0 else head
-        if len(header) <= self.bounce.return_size:
-            return header
-        return header[: header.rfind(b"\r\n", 0, self.bounce.return_size) + 2]
+        if len(header) > most:
+            header = header[: header.rfind(b"\r\n", 0, most) + 2]
+        return header, text if fits_lines(text) else b""
 
 
 def own_mail(envelope: Envelope, octets: bytes, choose_zone: ChooseZone) -> OwnMessage:
