@@ -174,11 +174,7 @@ def sending_of(
     """Return the message of a validated submission. Raise Problem with all errors if it is invalid."""
     faults = FieldErrors()
     author = _one(given.from_, "from", faults)
-    to, cc, bcc = (
-        _some(given.to, "to", faults),
-        _some(given.cc, "cc", faults),
-        _some(given.bcc, "bcc", faults),
-    )
+    to, cc, bcc = (_some(getattr(given, name), name, faults) for name in ("to", "cc", "bcc"))
     headers: list[tuple[str, str | Sequence[Address]]] = []
     if reply_to := _some(given.reply_to, "reply_to", faults):
         headers.append(("Reply-To", [each for each, _ in reply_to]))

@@ -101,9 +101,9 @@ def _attachment(given: object, body: JsonBody, pointer: str) -> dict[str, Any]:
         if body.long(content):
             raise wrong(pointer, 'a large attachment must be base64-encoded: "encoding": "base64"')
         content = base64.b64encode(content.encode()).decode()
-    found = {
+    return {
+        "content": content,
         "filename": given.get("filename") or "",
         "content_type": given.get("contentType") or "application/octet-stream",
         "content_id": given.get("cid") or "",
     }
-    return {"content": content, **found}
