@@ -46,7 +46,6 @@ def check(settings: Settings, report: Report) -> Settings:
         "destination": lambda entry: zone.destination_problems(entry, zones, trusts_dns=trusts_dns),
         "spool": store.spool_problems,
         "redis": store.redis_problems,
-        "postgres": store.postgres_problems,
         "s3": lambda entry: store.s3_problems(entry, settings.spool, settings.workers),
         "outbox": lambda entry: store.outbox_problems(entry, report),
         "capture": store.capture_problems,

@@ -360,16 +360,33 @@ def _database_advice(
         yield "url", f"{open_to}: add ?sslmode=verify-full"
 
 
-def postgres_problems(postgres: PostgresSettings) -> Findings:
-    if problem := url_problem(postgres.url):
-        yield "url", problem
-
-
 # [postgres]: the queue in a PostgreSQL database.
 #
 # No URL is in a text of this module: there might be a password in it.
 
 _LOCAL = re.compile(r"localhost|127\.[0-9.]+|::1")
+
+
+def _hosts(parts: SplitResult) -> list[str]:
+    named = parts.netloc.rpartition("@")[2] or "".join(parse_qs(parts.query).get("host", []))
+    return [re.sub(r":\d+$", "", host).strip("[]") for host in named.split(",") if host]
+
+
+def database_url(text: str) -> str:
+    """Return the URL of a database. Raise ValueError without the URL."""
+    try:
+        parts = urlsplit(text)
+        query = parse_qs(parts.query)
+    except ValueError:
+        raise ValueError('is not a URL; expected "postgresql://USER@HOST:5432/DATABASE"') from None
+    if parts.scheme not in {"postgresql", "postgres"}:
+        raise ValueError('must begin with "postgresql://"')
+    has_password = ":" in parts.netloc.rpartition("@")[0] or "@" in parts.path
+    if has_password or any("password" in key.lower() for key in query):
+        raise ValueError("contains a password; set the option password to the path of the password instead")
+    if not _hosts(parts):
+        raise ValueError("has no host; add a name, an address, or ?host=/run/postgresql for the Unix socket")
+    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,7 +395,7 @@ class PostgresSettings:
     share it.
     """
 
-    url: str = declare.text("postgresql:///zonerelay?host=/run/postgresql&user=zonerelay")
+    url: str = declare.text("postgresql:///zonerelay?host=/run/postgresql&user=zonerelay", form=database_url)
     """The database: "postgresql://USER@HOST:5432/DATABASE", or a Unix socket, without the password. Over a
     network, add ?sslmode=verify-full&sslrootcert=FILE.
     """
@@ -416,28 +433,6 @@ def s3_problems(s3: S3Settings, spool: SpoolSettings, workers: int) -> Findings:
         yield "bucket", 'is needed with backend = "s3": the name of a bucket that exists'
     if spool.backend is Backend.S3 and not s3.shared and workers != 1:
         yield "shared", "false is for one relay alone, and workers are relays: workers = 1"
-
-
-def url_problem(url: str, option: str = "postgres.password") -> str:
-    """Returns the reason why the URL cannot be used, "" when it can. `option` is the place of a password."""
-    try:
-        parts = urlsplit(url)
-        query = parse_qs(parts.query)
-    except ValueError:
-        return 'is not a URL; expected "postgresql://USER@HOST:5432/DATABASE"'
-    if parts.scheme not in {"postgresql", "postgres"}:
-        return 'must begin with "postgresql://"'
-    has_password = ":" in parts.netloc.rpartition("@")[0] or "@" in parts.path
-    if has_password or any("password" in key.lower() for key in query):
-        return f"contains a password; set {option} to the path of the password instead"
-    if not _hosts(parts):
-        return "has no host; add a name, an address, or ?host=/run/postgresql for the Unix socket"
-    return ""
-
-
-def _hosts(parts: SplitResult) -> list[str]:
-    named = parts.netloc.rpartition("@")[2] or "".join(parse_qs(parts.query).get("host", []))
-    return [re.sub(r":\d+$", "", host).strip("[]") for host in named.split(",") if host]
 
 
 def is_in_the_open(url: str) -> bool:
@@ -520,8 +515,6 @@ def outbox_problems(outbox: OutboxSettings, report: Report) -> Findings:
         if not report.given("outbox", "url") and any(others):
             yield "url", 'is missing: write "postgresql://USER@HOST:5432/DATABASE"'
         return
-    if problem := url_problem(outbox.url, "outbox.password"):
-        yield "url", problem
     if outbox.table == outbox.mailbox_table:
         yield "mailbox_table", "is the table of messages already"
 
@@ -535,7 +528,7 @@ def outbox_problems(outbox: OutboxSettings, report: Report) -> Findings:
 class OutboxSettings:
     """The outbox, a PostgreSQL table whose rows are sent as mail if `url` is set (docs/send/outbox.md)."""
 
-    url: str = declare.text("")
+    url: str = declare.text("", form=database_url)
     """The database of the outbox, in the form of [postgres] url. Empty: no outbox."""
     password: str = declare.text("", form=forms.secret)
     """The place of the password: a file, env:NAME or credential:NAME. Empty: no password."""
