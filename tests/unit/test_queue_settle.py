@@ -387,6 +387,13 @@ async def test_the_header_of_the_original_is_cut_at_whole_lines() -> None:
     assert b"X-Three" not in bench.dsn().body
 
 
+async def test_no_part_of_a_line_comes_back_where_the_first_is_too_long() -> None:
+    """The report had the first character of the header."""
+    bench = Bench(bounce=BounceSettings(return_size=5))
+    await bench.settle("b@example.com", outcomes=[BOUNCED], text=b"~ubject: one\r\n\r\nbody")
+    assert b"~" not in bench.dsn().body
+
+
 @pytest.mark.parametrize(
     ("outcome", "more", "change", "event"),
     [

@@ -125,7 +125,7 @@ class DsnMaker:
             self.events.error("queue.report_header", error, message_id=message.id)
             return b"", b""
         if len(header) > most:
-            header = header[: header.rfind(b"\r\n", 0, most) + 2]
+            header = b"".join(header[:most].rpartition(b"\r\n")[:2])
         return header, text if fits_lines(text) else b""
 
 
