@@ -292,17 +292,6 @@ async def test_a_right_that_is_missing_is_named_and_keeps_the_relay_from_startin
     server.psql(f"DROP SCHEMA {role} CASCADE; DROP ROLE {role}")
 
 
-async def test_a_queue_of_the_first_version_is_refused(opened: Opening) -> None:
-    server = shared_postgres()
-    access = access_to(server.url)
-    server.psql(
-        f"CREATE SCHEMA {access.schema}; CREATE TABLE {access.schema}.schema_version (version integer)"
-    )
-    with pytest.raises(StoreOpenError, match=r"the queue of zonerelay 0\.1\.0"):
-        await opened(access)
-    assert server.psql(f"SELECT count(*) FROM pg_tables WHERE schemaname = '{access.schema}'") == "1"
-
-
 async def test_it_works_over_the_unix_socket(opened: Opening) -> None:
     await (await opened(access_to(shared_postgres().socket_url))).write(Write({b"a": b"1"}))
 

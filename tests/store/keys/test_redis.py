@@ -310,13 +310,6 @@ async def test_below_min_free_space_mail_is_refused_and_leaves(server: RedisServ
     await spool.store.close()
 
 
-async def test_a_queue_of_the_first_version_is_refused(server: RedisServer, opened: Opening) -> None:
-    server.ask("SET", f"{PREFIX}format", "1 1")
-    with pytest.raises(StoreOpenError, match=r"the queue of zonerelay 0\.1\.0"):
-        await opened(server.url)
-    assert server.ask("DBSIZE") == b":1\r\n"
-
-
 async def test_mail_of_another_system_is_told(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     of = RedisEndpoint(RedisSettings(url=server.url, prefix=PREFIX))
     await tell_foreign_queue(of)
