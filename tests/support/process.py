@@ -6,7 +6,6 @@ Killing it leaves the spool as it is, so that `restart()` continues with the sam
 is synchronous; asynchronous tests call the waiting methods through `asyncio.to_thread`.
 """
 
-import contextlib
 import json
 import os
 import signal
@@ -23,12 +22,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.meters import Memory, cpu_of, read_memory, sizes
 from tests.support.ports import LOOPBACK, free_ports, greets, wait_until
+from tests.support.servers import STOP_TIMEOUT, ServerProcess
 from tests.support.stories import call_as_witness
 from tests.support.toml import Table, toml_document
 
 PROGRAM = Path(sys.executable).with_name("zonerelay")
 START_TIMEOUT = 60.0
-STOP_TIMEOUT = 60.0
 LOG_TAIL = 4000
 
 # A log line is whatever JSON object the relay wrote.
@@ -39,7 +38,7 @@ class RelayFailed(AssertionError):
     """The relay did not start, or did not stop, as asked; the text ends with its log."""
 
 
-class RelayProcess:
+class RelayProcess(ServerProcess):
     """One relay. `tables` go into the TOML over these defaults: a private spool, one listener, one zone.
 
     `launcher` is put before the command line (a tracer, a control group); with `program` another
@@ -70,7 +69,6 @@ class RelayProcess:
         self.spool = directory / "spool"
         self._command = [*launcher, str(program), "serve", "--config", str(self.config)]
         self._environment = {**os.environ, **(environment or {})}
-        self._process: subprocess.Popen[bytes] | None = None
         call_as_witness(self)
         directory.mkdir(parents=True, exist_ok=True)
         hop: Table = {"next_hop": next_hop} if next_hop else {}
@@ -95,20 +93,11 @@ class RelayProcess:
             )
         )
 
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *error: object) -> None:
-        self.kill()
-
     def start(self, *, timeout: float = START_TIMEOUT, statuses: Sequence[int] = (200, 404)) -> Self:
         """Returns when the relay greets on its port and, if it serves HTTP, says that it is ready
         (or answers /readyz with another of the `statuses`).
         """
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
-            )
+        self.spawn(self._command, self.log, environment=self._environment)
         if not wait_until(lambda: not self.running or self._ready(statuses), timeout=timeout):
             self.kill()
             raise RelayFailed(f"not ready after {timeout} s\n{self.log_tail()}")
@@ -120,28 +109,8 @@ class RelayProcess:
         return greets(self.smtp_port, host=self.host) and self.http("/readyz")[0] in statuses
 
     @property
-    def pid(self) -> int:
-        if self._process is None:
-            raise RelayFailed("not started")
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    @property
     def returncode(self) -> int | None:
-        return None if self._process is None else self._process.poll()
-
-    def kill(self) -> None:
-        """SIGKILL, as a power cut for the process; safe to call on one that is not running."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            self._process.wait(STOP_TIMEOUT)
-
-    def signal(self, number: signal.Signals) -> None:
-        os.kill(self.pid, number)
+        return None if self.process is None else self.process.poll()
 
     def terminate(self, *, timeout: float = STOP_TIMEOUT) -> int:
         """SIGTERM; the exit code once it has drained and gone."""
@@ -149,10 +118,10 @@ class RelayProcess:
         return self.wait(timeout=timeout)
 
     def wait(self, *, timeout: float = STOP_TIMEOUT) -> int:
-        if self._process is None:
+        if self.process is None:
             raise RelayFailed("not started")
         try:
-            return self._process.wait(timeout)
+            return self.process.wait(timeout)
         except subprocess.TimeoutExpired as error:
             raise RelayFailed(f"still running after {timeout} s\n{self.log_tail()}") from error
 

@@ -5,16 +5,14 @@ import contextlib
 import functools
 import os
 import shutil
-import signal
 import socket
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self
 
 from tests.support.debian import UnpackedPackage, ready_package
 from tests.support.ports import wait_until
+from tests.support.servers import ServerProcess
 
 PROGRAM = (
     "usr/bin/redis-check-rdb"  # the server itself: the other names of it are links with absolute targets
@@ -26,8 +24,8 @@ def unpacked() -> UnpackedPackage:
     return ready_package("redis-server", PROGRAM, also=("redis-tools",))
 
 
-class RedisServer:
-    """Started and stopped by `with`; `kill` and `start` in between are what a crash is."""
+class RedisServer(ServerProcess):
+    """`kill` and `start` are what a crash is."""
 
     def __init__(
         self,
@@ -45,24 +43,16 @@ class RedisServer:
         self.socket = self.directory / "socket"
         self.url = f"redis://127.0.0.1:{port}/0" if port else f"unix://{self.socket}"
         self._settings = {**SAFE, **(settings or {}), "port": str(port)}
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
 
     def start(self) -> None:
         package = unpacked()
         options = [word for name, value in self._settings.items() for word in (f"--{name}", value)]
         place = ["--dir", str(self.directory), "--unixsocket", str(self.socket)]
-        with (self.directory / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [*self._launcher, str(self._program(package)), *self._arguments, *options, *place],
-                env={**os.environ, "LD_LIBRARY_PATH": package.library_path()},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        self.spawn(
+            [*self._launcher, self._program(package), *self._arguments, *options, *place],
+            self.directory / "log",
+            environment={**os.environ, "LD_LIBRARY_PATH": package.library_path()},
+        )
         assert wait_until(self._answers, timeout=20), (self.directory / "log").read_text()
 
     def _program(self, package: UnpackedPackage) -> Path:
@@ -104,25 +94,8 @@ class RedisServer:
     def configure(self, name: str, value: str) -> None:
         assert self.ask("CONFIG", "SET", name, value) == b"+OK\r\n"
 
-    def signal(self, which: signal.Signals) -> None:
-        os.kill(self.pid, which)
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
     def __exit__(self, *error: object) -> None:
-        self.kill()
+        super().__exit__(*error)
         shutil.rmtree(self.directory, ignore_errors=True)
 
 

@@ -3,36 +3,28 @@
 import atexit
 import functools
 import http.client
-import subprocess
 import sys
-from typing import Self
+from pathlib import Path
 
 from tests.support.ports import LOOPBACK, free_port, wait_until
+from tests.support.servers import ServerProcess
 
 BUCKET = "mail-queue"
 KEY = "AKIATEST"
 SECRET = "not-a-secret"  # moto takes any
 
 
-class MotoServer:
-    """Started and stopped by `with`. What is in it is in memory: it is gone with the process."""
+class MotoServer(ServerProcess):
+    """What is in it is in memory: it is gone with the process."""
 
     def __init__(self, *, bind: str = LOOPBACK) -> None:
         self.port = free_port()
         self._bind = bind
         self.url = f"http://{LOOPBACK}:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
 
     def start(self) -> None:
         words = ["-m", "moto.server", "-H", self._bind, "-p", str(self.port)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        self.spawn([sys.executable, "-W", "ignore", *words], Path("/dev/null"))
         assert wait_until(self._answers, timeout=30), "moto's server does not answer"
         assert self.ask("PUT", f"/{BUCKET}")[0] == 200
 
@@ -59,16 +51,6 @@ class MotoServer:
         """Of every object in the bucket, the first thousand."""
         _, listed = self.ask("GET", f"/{BUCKET}?list-type=2&prefix={prefix}")
         return [part.partition(b"</Key>")[0].decode() for part in listed.split(b"<Key>")[1:]]
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
 
 
 @functools.cache

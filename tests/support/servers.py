@@ -6,8 +6,11 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 from tests.support.ports import wait_until
+
+STOP_TIMEOUT = 60.0
 
 
 @contextlib.contextmanager
@@ -42,3 +45,54 @@ def running_server(
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+class ServerProcess:
+    """One that a test starts, kills and starts again. It is killed at the end of a `with`."""
+
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> object:
+        raise NotImplementedError
+
+    def spawn(
+        self, command: Sequence[object], log: Path, *, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """`environment` takes the place of that of the tests."""
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [str(word) for word in command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+            )
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None, "not started"
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL, as a power cut for the process; safe to call on one that is not running."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(STOP_TIMEOUT)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
