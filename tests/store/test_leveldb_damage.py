@@ -33,13 +33,20 @@ def body(number: int) -> bytes:
     return random.Random(-number).randbytes(6000).replace(b"\n", b"x").replace(b"\r", b"x")
 
 
+async def written_off(spool: Spool) -> None:
+    """A write that compacts everything."""
+    read = spool.store._keeper.reader.read  # type: ignore[attr-defined]  # LevelDB does so when it likes
+    await read(LevelDb.compact, b"", b"~")
+
+
 async def filled(spool: Spool, count: int = COUNT) -> list[Delivery]:
-    """Everything is in tables."""
+    """Everything is in tables, which no compaction replaces while a test damages them."""
     stored = []
     for number in range(1, count + 1):
         stored += await store_message(spool.store, number, recipient(number), body=body(number))
     await spool.reopen()
     await until(spool.store.is_counted)
+    await written_off(spool)
     return stored
 
 
@@ -62,12 +69,6 @@ def damage_delivery(spool: Spool, number: int) -> None:
 
 def numbers(deliveries: Iterable[Delivery]) -> set[int]:
     return {int(delivery.message_id, 16) for delivery in deliveries}
-
-
-async def written_off(spool: Spool) -> None:
-    """A write that compacts everything."""
-    read = spool.store._keeper.reader.read  # type: ignore[attr-defined]  # LevelDB does so when it likes
-    await read(LevelDb.compact, b"", b"~")
 
 
 async def test_what_is_damaged_hides_nothing_behind_it_and_keeps_new_mail_out(spool: Spool) -> None:
