@@ -107,6 +107,12 @@ def test_torn_end_is_no_damage_and_a_cut_behind_the_mark_is(cut: int) -> None:
 # --- openings
 
 
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_record_that_is_no_batch_is_damage(verify: bool) -> None:
+    """Its numbers are compared with those of the other logs at a start."""
+    assert not read_log(write_log([b"short"]), verify=verify).is_clean
+
+
 async def test_hole_in_the_log_takes_one_message_and_is_told_until_it_is_acknowledged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -110,7 +110,7 @@ def read_log(raw: bytes, *, synced: int = 0, verify: bool = True, batches: bool 
             start = whole[0].start
             payload = piece.payload if not begun else b"".join(each.payload for each in whole)
             begun = []
-            if not (verify and batches) or _follows(log, payload):
+            if not batches or (_follows(log, payload) if verify else len(payload) >= BATCH.size):
                 if lost is not None:
                     log.gaps.append(LogGap(lost, start))
                     lost = None
