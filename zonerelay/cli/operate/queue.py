@@ -291,16 +291,12 @@ def _byte_writer() -> Callable[[answers.Frame], None]:
     return show
 
 
-SAMPLE = 5
-
-
 def change(arguments: Namespace) -> int:
     request = request_of(arguments, requests.CHANGES[arguments.verb])
     in_bulk = not request.message_ids
     client = connect(arguments)
     if arguments.dry_run:
-        preview, view = _preview(request), partial(_tell_preview, request)
-        return responses.answered(arguments, preview, view, relay=client)[1]
+        return responses.answered(arguments, request, partial(_tell_preview, request), relay=client)[1]
     if in_bulk and not arguments.yes and not _confirmed(client, request):
         return FAILED
     changed, status = responses.answered(arguments, request, partial(_tell, request), relay=client)
@@ -314,17 +310,13 @@ def _is_final(request: requests.QueueChange) -> bool:
     return isinstance(request, requests.Bounce) or (isinstance(request, requests.Drop) and request.purge)
 
 
-def _preview(request: requests.QueueChange) -> requests.QueueChange:
-    return replace(request, dry_run=True, sample=SAMPLE)
-
-
 def _confirmed(client: ControlClient, request: requests.QueueChange) -> bool:
     """Show what a change selects, and ask. Raise CliError if there is no terminal, or nothing is selected."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise CliError(
             "standard input is not a terminal: add --yes to confirm, or --dry-run to preview", USAGE
         )
-    found, chatter = client.ask(_preview(request), answers.Count), output.chatter()
+    found, chatter = client.ask(replace(request, dry_run=True), answers.Count), output.chatter()
     if not found.matched:
         output.tell("No delivery matches.")
         raise CliError("", OK)
