@@ -238,7 +238,7 @@ async def test_a_relay_that_stopped_tells_another_now(home: None, monkeypatch: p
     async with one, other:
         await store_message(one.store, 1)
         await asyncio.sleep(0.5)  # both listen
-        one.store.engine._alerts._task.cancel()  # type: ignore[attr-defined]
+        await one.store._tasks.cancel()  # type: ignore[attr-defined]
         await asyncio.sleep(1.5)  # its last question has ended in the service, too
         await one.store.close()
         await until(lambda: bool(other.news))

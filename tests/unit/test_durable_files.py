@@ -51,7 +51,6 @@ ALLOWED = {
     "store/check.py": "records are appended and synced, and the name with the first of them",
     "store/directories.py": "octets that mean nothing",
     "store/objects/disk.py": "values that no batch names yet, drafts, and a lock, which has no content",
-    "store/objects/s3.py": _LOCK,
     "sandbox/run.py": "a certificate in a directory that goes with the sandbox",
     "store/keys/partition.py": "notes in a file that durable has made; a lost one weakens a comparison",
     "store/leveldb/spool.py": _SCRATCH,

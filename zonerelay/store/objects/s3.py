@@ -12,16 +12,16 @@ Errors state what is known: `ConflictError` and `MissingError` are answers of th
 `RequestRejectedError` means that the service refused. Texts may contain names of keys and messages of the
 service, but no secrets and no addresses of people.
 
-`Alerts` tells other relays through SQS that a relay has stopped. An alert only triggers a check of the other
-partitions, which happens later anyway. So a failure of SQS is logged and has no other effect.
+A relay that stops tells another one through SQS, if there is a queue for alerts. An alert only triggers a
+check of the other partitions, which happens later anyway. So a failure of SQS is logged and has no other
+effect.
 """
 
 import asyncio
 import contextlib
-import fcntl
 import functools
 import logging
-import os
+import math
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -37,7 +37,7 @@ from zonerelay import durable
 from zonerelay.config.settings import Addressing, S3Settings
 from zonerelay.model.clock import Clock
 from zonerelay.process.files import FileState, file_state
-from zonerelay.process.tasks import Tasks, cancel_all, gathered
+from zonerelay.process.tasks import Tasks, gathered
 from zonerelay.process.threads import FILES
 from zonerelay.store.context import ReadSecret, secret_of
 from zonerelay.store.contract import StoreError, StoreFullError, StoreLostError, StoreOpenError, Unhealthy
@@ -49,8 +49,6 @@ ALERT = '{"left": true}'
 BATCH = 10
 WAIT = 20
 """Seconds that one request waits for an alert. SQS allows no more."""
-PAUSE = 1.0
-LONGEST_PAUSE = 60.0
 ATTEMPTS = 3
 """The number of attempts for requests that the service reports as not done."""
 RETRY_PAUSE = 0.1
@@ -106,38 +104,56 @@ class S3Engine(ObjectEngine):
         self, settings: S3Settings, indexes: Path, clock: Clock, environment: Mapping[str, str]
     ) -> None:
         place = Bucket(settings, secret_of("s3.secret_key", settings.secret_key, environment))
-        index, self._lock = _free_directory(indexes)
+        self._lock: contextlib.ExitStack | None = contextlib.ExitStack()
+        index = _free_directory(indexes, self._lock)
         super().__init__(place, index, clock=clock, lease=settings.lease)
-        self._alerts = Alerts(place) if settings.queue_url else None
+        self._ask_queue = place.ask_queue if settings.queue_url else None
+        self._is_node = False
         self.check = place.check
 
     async def wait(self, seconds: float) -> None:
-        """Wait until the other partitions should be checked: an alert has arrived, or `seconds` have
-        passed.
+        """Wait until the other partitions should be checked: an alert of another relay has arrived, or
+        `seconds` have passed.
         """
-        await (self._alerts.wait(seconds) if self._alerts else asyncio.sleep(seconds))
+        now = asyncio.get_running_loop().time
+        until, self._is_node = now() + seconds, True
+        while (left := until - now()) > 0:
+            if self._ask_queue is None:
+                await asyncio.sleep(left)
+                return
+            asked = {"MaxNumberOfMessages": BATCH, "WaitTimeSeconds": min(WAIT, math.ceil(left))}
+            try:
+                heard = (await self._ask_queue("receive_message", **asked)).get("Messages", [])
+                for row in heard:
+                    await self._ask_queue("delete_message", ReceiptHandle=row["ReceiptHandle"])
+            except StoreError as error:
+                _log.warning("alerts of other relays cannot be heard: %s", error)
+                await asyncio.sleep(left)
+            else:
+                if heard:
+                    return
 
     async def close(self) -> None:
-        lock, self._lock = self._lock, -1
-        if lock < 0:
+        lock, self._lock = self._lock, None
+        if lock is None:
             return
-        if self._alerts:
-            await self._alerts.say_left()
+        if self._is_node and self._ask_queue is not None:
+            try:
+                await self._ask_queue("send_message", MessageBody=ALERT)
+            except StoreError as error:
+                _log.warning("other relays could not be alerted, they find the mail a while later: %s", error)
         await super().close()
-        os.close(lock)
+        lock.close()
 
 
-def _free_directory(indexes: Path) -> tuple[Path, int]:
-    """Return a directory that this process has locked. If it has an index, the log need not be read."""
+def _free_directory(indexes: Path, lock: contextlib.ExitStack) -> Path:
+    """Lock a directory, and return it. If it has an index, the log need not be read."""
     try:
         for number in range(MAX_NODES):
             path = indexes / f"{number}"
-            durable.make_directory(path)
-            lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             with contextlib.suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return path, lock
-            os.close(lock)
+                lock.enter_context(durable.locked_directory(path, patience=0.0))
+                return path
     except OSError as error:
         raise StoreOpenError(f"{indexes} cannot be used: {error}") from error
     raise StoreOpenError(f"{indexes}: in use by {MAX_NODES} processes")
@@ -479,46 +495,3 @@ async def _all(act: Callable[[T], Awaitable[object]], wanted: Sequence[T]) -> No
     """
     for first in range(0, len(wanted), AHEAD):
         await gathered(map(act, wanted[first : first + AHEAD]))
-
-
-class Alerts:
-    """Sends and receives notifications about stopped relays. It listens from the first `wait` on."""
-
-    def __init__(self, bucket: Bucket) -> None:
-        self._bucket = bucket
-        self._heard = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    async def wait(self, seconds: float) -> None:
-        """Wait for an alert of another relay for at most `seconds`."""
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._listen())
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._heard.wait()
-        self._heard.clear()
-
-    async def _listen(self) -> None:
-        pause = PAUSE
-        while True:
-            try:
-                asked = {"MaxNumberOfMessages": BATCH, "WaitTimeSeconds": WAIT}
-                answer = await self._bucket.ask_queue("receive_message", **asked)
-                for row in answer.get("Messages", []):
-                    self._heard.set()
-                    await self._bucket.ask_queue("delete_message", ReceiptHandle=row["ReceiptHandle"])
-                pause = PAUSE
-            except StoreError as error:
-                _log.warning("alerts of other relays cannot be heard: %s", error)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
-
-    async def say_left(self) -> None:
-        """Stop listening, and notify another relay that this one has left its partition, if it was a node."""
-        if self._task is None:
-            return
-        await cancel_all(self._task)
-        try:
-            await self._bucket.ask_queue("send_message", MessageBody=ALERT)
-        except StoreError as error:
-            _log.warning("other relays could not be alerted, they find the mail a while later: %s", error)
