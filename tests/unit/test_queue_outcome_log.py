@@ -220,3 +220,12 @@ async def test_what_is_written_is_told_of_in_slices_and_to_the_end(bench: Bench)
     assert bench.done == ["a", "b"]
     await bench.journal.close()
     assert bench.done == list("abcdef")
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+async def test_nothing_is_written_after_the_end(bench: Bench, *, lazy: bool) -> None:
+    bench.put("a", lazy=lazy)
+    await bench.journal.close()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not bench.store.asked["settle"]

@@ -1,6 +1,7 @@
 """When the next attempt happens, and which one is the last."""
 
 import asyncio
+import gc
 import math
 import sys
 import threading
@@ -234,6 +235,18 @@ async def test_a_function_that_hangs_is_left_alone_until_it_returns(monkeypatch:
     while isolated._threads.stuck(math.inf):
         await asyncio.sleep(0)
     assert await isolated.delay(ENVELOPE, 3) == 5.0
+
+
+async def test_a_function_that_a_reload_has_replaced_leaves_no_thread() -> None:
+    """Each reload left a thread that waited for calls."""
+    before = set(threading.enumerate())
+    isolated = IsolatedBackoff(lambda envelope, attempts: 5.0, events_into(EventLog(), ManualClock()))
+    assert await isolated.delay(ENVELOPE, 1) == 5.0
+    (thread,) = [each for each in threading.enumerate() if each.name == "backoff" and each not in before]
+    del isolated
+    gc.collect()
+    await asyncio.to_thread(thread.join, 5.0)
+    assert not thread.is_alive()
 
 
 async def test_age_bounds_a_function_too(module: types.ModuleType) -> None:

@@ -31,6 +31,7 @@ Failure: a `backoff` function that raises, hangs or returns an invalid value los
 import asyncio
 import math
 import random as _random
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -76,6 +77,7 @@ class IsolatedBackoff:
         self._function = function
         self._events = events
         self._threads = DaemonThreads("backoff", 1)
+        weakref.finalize(self, self._threads.close)  # a reload makes another
 
     async def delay(self, envelope: Envelope, attempts: int) -> float | None:
         now = asyncio.get_running_loop().time()

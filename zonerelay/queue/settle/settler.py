@@ -345,6 +345,7 @@ class OutcomeLog:
 
     async def close(self) -> None:
         """Cancel the remaining work. Those deliveries will be attempted again."""
+        self._gathered.clear()
         await self._tasks.cancel()
 
     def _flush(self) -> None:
