@@ -82,14 +82,24 @@ def ready(relay: RelayProcess, status: int) -> None:
     relay.wait_for(lambda: relay.http("/readyz")[0] == status, what=f"/readyz {status}", timeout=30)
 
 
-def accepts_again(relay: RelayProcess, sink: Sink) -> set[str]:
-    """The relay is ready and passes mail on; returns the new tokens."""
+def accepts_again(relay: RelayProcess, sink: Sink) -> None:
+    """The relay is ready and passes mail on."""
     ready(relay, 200)
     late = Submitter(relay.smtp_port, prefix="late")
     late.send(1, 3)
     assert len(late.acknowledged) == 3, late.replies
     relay.wait_until_empty()
-    return late.acknowledged
+    assert late.acknowledged <= tokens(sink.messages).keys()
+
+
+@contextlib.contextmanager
+def drained(relay: RelayProcess, sink_port: int, client: Submitter, *, seconds: float = 30) -> Iterator[Sink]:
+    """All that was acknowledged comes to a sink, which then takes more."""
+    with Sink(port=sink_port) as sink:
+        sink.until(len(client.acknowledged), timeout=seconds)
+        relay.wait_until_empty(timeout=60)
+        assert client.acknowledged <= tokens(sink.messages).keys()
+        yield sink
 
 
 def check_refusals(client: Submitter) -> None:
@@ -117,11 +127,8 @@ def test_queue_that_grows_to_the_guard_is_refused_more_and_drains(
         client.send(4, 200)
         check_refusals(client)
         ready(relay, 503)
-        with Sink(port=sink_port) as sink:
-            sink.until(len(client.acknowledged), timeout=120)
-            relay.wait_until_empty(timeout=60)
-            late = accepts_again(relay, sink)
-            assert client.acknowledged | late <= tokens(sink.messages).keys()
+        with drained(relay, sink_port, client, seconds=120) as sink:
+            accepts_again(relay, sink)
 
 
 def test_disk_that_a_neighbour_filled_is_drained(tmp_path: Path, small_disk: Path, sink_port: int) -> None:
@@ -135,10 +142,7 @@ def test_disk_that_a_neighbour_filled_is_drained(tmp_path: Path, small_disk: Pat
         occupy(neighbour)
         client.send(2, 6)
         check_refusals(client)
-        with Sink(port=sink_port) as sink:
-            sink.until(len(client.acknowledged), timeout=30)
-            relay.wait_until_empty(timeout=60)
-            assert client.acknowledged <= tokens(sink.messages).keys()
+        with drained(relay, sink_port, client) as sink:
             assert held(ballast) <= 8 * MB, "a full disk was drained without the room kept back for it"
             assert relay.http("/readyz")[0] == 503
             neighbour.unlink()
@@ -156,11 +160,9 @@ def test_relay_starts_and_drains_on_a_full_disk(
         client.send(2, 5)
         relay.kill()
         occupy(small_disk / "neighbour")
-        with Sink(port=sink_port) as sink:
-            relay.start(statuses=(200, 503))
-            sink.until(len(client.acknowledged), timeout=30)
-            relay.wait_until_empty(timeout=60)
-            assert client.acknowledged <= tokens(sink.messages).keys()
+        relay.start(statuses=(200, 503))
+        with drained(relay, sink_port, client):
+            pass
 
 
 def test_what_a_compaction_that_found_no_room_left_does_not_keep_the_spool_shut(
@@ -172,11 +174,9 @@ def test_what_a_compaction_that_found_no_room_left_does_not_keep_the_spool_shut(
         client.send(2, 5)
         relay.kill()
         occupy(small_disk / "spool" / "999999.ldb")
-        with Sink(port=sink_port) as sink:
-            relay.start()
-            sink.until(len(client.acknowledged), timeout=30)
-            relay.wait_until_empty(timeout=60)
-            assert client.acknowledged <= tokens(sink.messages).keys()
+        relay.start()
+        with drained(relay, sink_port, client):
+            pass
 
 
 def test_failed_write_without_a_guard_loses_nothing(tmp_path: Path, small_disk: Path, sink_port: int) -> None:
@@ -188,12 +188,9 @@ def test_failed_write_without_a_guard_loses_nothing(tmp_path: Path, small_disk: 
         check_refusals(client)
         assert relay.http("/readyz")[0] == 503
         neighbour.unlink()
-        with Sink(port=sink_port) as sink:
-            ready(relay, 200)
-            sink.until(len(client.acknowledged), timeout=30)
-            relay.wait_until_empty(timeout=60)
-            late = accepts_again(relay, sink)
-            assert client.acknowledged | late <= tokens(sink.messages).keys()
+        ready(relay, 200)
+        with drained(relay, sink_port, client) as sink:
+            accepts_again(relay, sink)
 
 
 def test_a_worker_whose_disk_is_full_is_named_and_the_other_goes_on(tmp_path: Path, sink: Sink) -> None:

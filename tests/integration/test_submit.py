@@ -69,20 +69,26 @@ class Way:
         return result
 
 
-@pytest.fixture(params=["here", "socket"])
-async def way(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Way]:
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
     settings = ListenerSettings(address="127.0.0.1:0", max_message_size=4 * 1024**2, max_recipients=2)
     async with listening(settings) as house:
-        submit = house.listener.submissions.submit
-        if request.param == "here":
-            yield Way(house, submit)
-            return
-        path = tmp_path / "submit.sock"
-        server = SubmitSocket(submit)
-        await server.start(bind(path))
-        yield Way(house, SubmitClient(lambda: [tmp_path / "nobody.sock", path]).submit)
-        server.close()
-        await server.drain()
+        yield house
+
+
+@pytest.fixture
+async def over_socket(house: House, tmp_path: Path) -> AsyncIterator[submission.Submit]:
+    path = tmp_path / "submit.sock"
+    server = SubmitSocket(house.listener.submissions.submit)
+    await server.start(bind(path))
+    yield SubmitClient(lambda: [tmp_path / "nobody.sock", path]).submit
+    server.close()
+    await server.drain()
+
+
+@pytest.fixture(params=["here", "socket"])
+def way(request: pytest.FixtureRequest, house: House, over_socket: submission.Submit) -> Way:
+    return Way(house, house.listener.submissions.submit if request.param == "here" else over_socket)
 
 
 async def test_a_message_is_stored_as_it_came(way: Way) -> None:
@@ -301,19 +307,11 @@ class Served:
 
 
 @pytest.fixture
-async def served(tmp_path: Path) -> AsyncIterator[Served]:
-    settings = ListenerSettings(address="127.0.0.1:0", max_message_size=4 * 1024**2, max_recipients=2)
-    async with listening(settings) as house:
-        path = tmp_path / "submit.sock"
-        server = SubmitSocket(house.listener.submissions.submit)
-        await server.start(bind(path))
-        submit = SubmitClient(lambda: [path]).submit
-        controller = EXAMPLE["ListenerController"](submit, hostname="127.0.0.1", port=free_port())
-        await asyncio.to_thread(controller.start)
-        yield Served(house, controller.port)
-        await asyncio.to_thread(controller.stop)
-        server.close()
-        await server.drain()
+async def served(house: House, over_socket: submission.Submit) -> AsyncIterator[Served]:
+    controller = EXAMPLE["ListenerController"](over_socket, hostname="127.0.0.1", port=free_port())
+    await asyncio.to_thread(controller.start)
+    yield Served(house, controller.port)
+    await asyncio.to_thread(controller.stop)
 
 
 async def test_a_message_streams_and_is_acknowledged_after_the_commit(served: Served) -> None:

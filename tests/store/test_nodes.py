@@ -99,6 +99,14 @@ async def crew(place: Place, tmp_path: Path) -> AsyncIterator[list[Machine]]:
     place.close()
 
 
+@pytest.fixture
+async def pair(crew: list[Machine]) -> list[Machine]:
+    """Two that have started."""
+    for machine in crew[:2]:
+        await machine.start()
+    return crew[:2]
+
+
 def _collect() -> None:
     """Collect what machines that died have left: a kernel would close the connections of a killed process."""
     with warnings.catch_warnings():
@@ -121,10 +129,8 @@ async def put(machine: Machine, number: int, *recipients: str, body: bytes = b"x
     await builders.store_message(machine.nodes, number, *recipients, body=body)
 
 
-async def test_a_node_delivers_its_own_mail_alone(crew: list[Machine]) -> None:
-    one, two = crew[:2]
-    await one.start()
-    await two.start()
+async def test_a_node_delivers_its_own_mail_alone(pair: list[Machine]) -> None:
+    one, two = pair
     assert one.nodes.node != two.nodes.node
     await put(one, 1, "a@example.net")
     await put(two, 2, "b@example.net")
@@ -133,10 +139,8 @@ async def test_a_node_delivers_its_own_mail_alone(crew: list[Machine]) -> None:
     assert await one.nodes.claim(QUEUE, 10, now=NOW) == []
 
 
-async def test_mail_of_a_node_that_is_gone_is_delivered_by_an_heir(crew: list[Machine]) -> None:
-    one, two = crew[:2]
-    await one.start()
-    await two.start()
+async def test_mail_of_a_node_that_is_gone_is_delivered_by_an_heir(pair: list[Machine]) -> None:
+    one, two = pair
     await put(one, 1, "a@example.net", "b@example.net", body=b"of one\r\n")
     await put(two, 2, "c@example.net")
     assert len(await one.claim(2)) == 2
@@ -151,10 +155,8 @@ async def test_mail_of_a_node_that_is_gone_is_delivered_by_an_heir(crew: list[Ma
     await until(lambda: not two.nodes._adopted_partitions)
 
 
-async def test_a_report_of_an_heir_is_one_batch_with_what_it_reports(crew: list[Machine]) -> None:
-    one, two = crew[:2]
-    await one.start()
-    await two.start()
+async def test_a_report_of_an_heir_is_one_batch_with_what_it_reports(pair: list[Machine]) -> None:
+    one, two = pair
     await put(one, 1, "a@example.net")
     await one.nodes.close()
     await two.claim()
@@ -185,11 +187,9 @@ async def test_held_mail_of_an_heir_can_be_settled_with_its_report(crew: list[Ma
     assert await two.claim() == ["from@example.org"]
 
 
-async def test_mail_of_another_living_node_is_none_that_this_one_can_settle(crew: list[Machine]) -> None:
+async def test_mail_of_another_living_node_is_none_that_this_one_can_settle(pair: list[Machine]) -> None:
     """A bounce would be reported, and the mail delivered all the same."""
-    one, two = crew[:2]
-    await one.start()
-    await two.start()
+    one, two = pair
     await put(one, 1, "a@example.net")
     await until(lambda: one.nodes.node in two.nodes.others)
     assert len(await two.nodes.deliveries_of(message_id(1))) == 1
@@ -283,10 +283,8 @@ async def test_a_node_that_starts_again_is_the_heir_at_once_that_it_was(crew: li
     assert await two.claim() == ["a@example.net"]
 
 
-async def test_operators_see_the_mail_of_all_nodes(crew: list[Machine]) -> None:
-    one, two = crew[:2]
-    await one.start()
-    await two.start()
+async def test_operators_see_the_mail_of_all_nodes(pair: list[Machine]) -> None:
+    one, two = pair
     await put(one, 1, "a@example.net")
     await put(two, 2, "b@example.net", body=b"of two\r\n")
     await put(one, 3, "c@example.net")
@@ -302,10 +300,8 @@ async def test_operators_see_the_mail_of_all_nodes(crew: list[Machine]) -> None:
     assert [each.recipient for each in await one.nodes.deliveries_of(message_id(2))] == ["b@example.net"]
 
 
-async def test_a_change_of_another_nodes_mail_reaches_it(crew: list[Machine]) -> None:
-    one, two = crew[:2]
-    await one.start()
-    await two.start()
+async def test_a_change_of_another_nodes_mail_reaches_it(pair: list[Machine]) -> None:
+    one, two = pair
     await put(one, 1, "a@example.net")
     await put(two, 2, "b@example.net", "busy@example.net", "gone@example.net")
     await until(lambda: bool(one.nodes.others) and bool(two.nodes.others))
@@ -395,10 +391,8 @@ async def test_a_key_that_a_node_has_reserved_after_its_return_stays_reserved(cr
     assert (found.worker, found.is_pending) == (7, True)
 
 
-async def test_a_key_that_a_dead_node_has_reserved_is_free_again(crew: list[Machine]) -> None:
-    one, two = crew[:2]
-    await one.start()
-    await two.start()
+async def test_a_key_that_a_dead_node_has_reserved_is_free_again(pair: list[Machine]) -> None:
+    one, two = pair
     once = IdempotencyKey("ef" * 16, "cd" * 16, SystemClock().now() + 3600)
     assert await one.nodes._register.reserve(once, message_id(1), SystemClock().now()) is None
     await one.die()
@@ -426,10 +420,8 @@ async def test_deferred_and_held_mail_of_an_heir(crew: list[Machine]) -> None:
     assert [each.recipient for each in await two.nodes.claim(QUEUE, 10, now=NOW + 61)] == ["a@example.net"]
 
 
-async def test_a_list_goes_on_while_a_node_is_adopted(crew: list[Machine]) -> None:
-    one, two = crew[:2]
-    await one.start()
-    await two.start()
+async def test_a_list_goes_on_while_a_node_is_adopted(pair: list[Machine]) -> None:
+    one, two = pair
     for number in range(1, 2 * PAGE_ROWS):
         await put(two, number, "a@example.net")
     await until(lambda: bool(one.nodes.others))
@@ -441,11 +433,9 @@ async def test_a_list_goes_on_while_a_node_is_adopted(crew: list[Machine]) -> No
     assert [key.message_id for key in found] == [message_id(number) for number in range(1, 2 * PAGE_ROWS)]
 
 
-async def test_a_failed_adoption_comes_later(crew: list[Machine], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_adoption_comes_later(pair: list[Machine], monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody keeps its lease meanwhile."""
-    one, two = crew[:2]
-    await one.start()
-    await two.start()
+    one, two = pair
     await put(one, 1, "a@example.net")
     failed: list[bytes] = []
 
@@ -462,11 +452,9 @@ async def test_a_failed_adoption_comes_later(crew: list[Machine], monkeypatch: p
 
 
 async def test_queues_of_an_adopted_partition_are_announced_after_a_failed_read(
-    crew: list[Machine], monkeypatch: pytest.MonkeyPatch
+    pair: list[Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two = crew[:2]
-    await one.start()
-    await two.start()
+    one, two = pair
     await put(one, 1, "a@example.net")
     failed: list[PartitionStore] = []
     queues = PartitionStore.queues
@@ -486,12 +474,10 @@ async def test_queues_of_an_adopted_partition_are_announced_after_a_failed_read(
 @pytest.mark.parametrize("place", ["memory"], indirect=True)
 @pytest.mark.parametrize("verb", ["message", "messages", "deliveries_of"])
 async def test_mail_is_found_while_its_node_is_adopted(
-    crew: list[Machine], verb: str, monkeypatch: pytest.MonkeyPatch
+    pair: list[Machine], verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who reads from a node that dies goes on while another task adopts its partition."""
-    one, two = crew[:2]
-    await one.start()
-    await two.start()
+    one, two = pair
     await put(two, 1, "a@example.net")
     nodes = one.nodes
     await until(lambda: bool(nodes.others))
