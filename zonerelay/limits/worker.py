@@ -76,12 +76,8 @@ class ClockBounds:
         if self._seen and (low > self.high or high < self.low):
             self._seen.clear()
         # Only tighter bounds are worth storing.
-        if (
-            not self._seen
-            or low > self.low
-            or high < self.high
-            or heard > self._seen[-1][0] + CLOCK_MEMORY / 4
-        ):
+        is_tighter = low > self.low or high < self.high
+        if not self._seen or is_tighter or heard > self._seen[-1][0] + CLOCK_MEMORY / 4:
             self._seen.append((heard, low, high))
         self.low = max(low for _, low, _ in self._seen)
         self.high = min(high for _, _, high in self._seen)

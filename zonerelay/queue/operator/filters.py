@@ -49,12 +49,10 @@ class QueueFilter(msgspec.Struct, frozen=True, kw_only=True):
         contains.
         """
         age = now - delivery.created
+        zone = None if delivery.queue.kind is QueueKind.WEBHOOK else delivery.zone
         return (
-            (
-                self.zone is None
-                or (delivery.queue.kind is not QueueKind.WEBHOOK and delivery.zone == self.zone)
-            )
-            and (self.priority is None or delivery.priority is self.priority)
+            self.zone in (None, zone)
+            and self.priority in (None, delivery.priority)
             and (self.message_ids is None or delivery.message_id in self.message_ids)
             and (self.min_age is None or age >= self.min_age)
             and (self.max_age is None or age <= self.max_age)

@@ -562,11 +562,8 @@ class Operations:
 
     def _until_probe(self, delivery: Delivery) -> Delivery:
         found = self.suspension_of(delivery)
-        return (
-            delivery
-            if found is None
-            else structs.replace(delivery, next_attempt=max(delivery.next_attempt, found[0]))
-        )
+        until = 0.0 if found is None else found[0]
+        return structs.replace(delivery, next_attempt=max(delivery.next_attempt, until))
 
     async def _correct(self, wanted: QueueFilter, change: Callable[[Delivery], Delivery]) -> ChangeCounts:
         corrected = ChangeCounts()
@@ -883,11 +880,9 @@ def _retried(delivery: Delivery, at: float) -> Delivery:
 
 
 def _released(delivery: Delivery, now: float) -> Delivery:
-    return (
-        structs.replace(delivery, held=False, next_attempt=delivery.released_at(now))
-        if delivery.held
-        else delivery
-    )
+    if not delivery.held:
+        return delivery
+    return structs.replace(delivery, held=False, next_attempt=delivery.released_at(now))
 
 
 def _moved(delivery: Delivery, queue: QueueName, now: float) -> Delivery:

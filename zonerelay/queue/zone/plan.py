@@ -357,10 +357,8 @@ class ZonePlan:
 
     def resume(self, key: DestinationKey | None) -> list[Destination]:
         """Lift the suspension of one destination or all. Return those that were suspended or failing."""
-        resumed = []
-        for destination in (
-            list(self._destinations.values()) if key is None else [self._destinations.get(key)]
-        ):
+        resumed, known = [], self._destinations
+        for destination in list(known.values()) if key is None else [known.get(key)]:
             if destination is not None and destination.suspension.resume() is Transition.RESUMED:
                 self._probes_next_hop(destination)
                 resumed.append(destination)
