@@ -19,14 +19,7 @@ from tests.support.sink import Sink
 from tests.support.tls_client import trusting
 from zonerelay.cli.operate.queue import zone_of
 from zonerelay.config import settings as tables
-from zonerelay.config.settings import (
-    DestinationSettings,
-    ListenerSettings,
-    RetrySettings,
-    RouteSettings,
-    Settings,
-    ZoneSettings,
-)
+from zonerelay.config.settings import ListenerSettings, RetrySettings, RouteSettings, Settings, ZoneSettings
 from zonerelay.model.envelope import Priority
 from zonerelay.operations import requests
 from zonerelay.operations.answers import ChangeResult, DeliveryRow, Explanation, MessageDetail, OrderResult
@@ -331,7 +324,9 @@ async def test_a_reload_that_the_store_hinders_changes_nothing(
             raise StoreError("the database does not answer")
 
         monkeypatch.setattr(worker, "configure_webhooks", look_for_events)
-        after = replace(before, zone=before.zone[:1], destination=(DestinationSettings(max_connections=1),))
+        after = replace(
+            before, zone=before.zone[:1], destination=(tables.DestinationSettings(max_connections=1),)
+        )
         assert await worker.reload(after) == "the database does not answer"
         assert worker.zones.names == ("default", "bulk", "vip")
         assert worker.sending.router.destinations is worker.tables.destinations

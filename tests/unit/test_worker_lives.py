@@ -23,14 +23,7 @@ from zonerelay.supervisor.merge.merging import merge_changed, merge_status, merg
 from zonerelay.supervisor.reload import plan
 from zonerelay.supervisor.workers import restart_policy
 from zonerelay.supervisor.workers.child import ending
-from zonerelay.supervisor.workers.restart_policy import (
-    FIRST_PAUSE,
-    HOPELESS,
-    STEADY,
-    WELL_AFTER,
-    Action,
-    RestartPolicy,
-)
+from zonerelay.supervisor.workers.restart_policy import FIRST_PAUSE, STEADY, WELL_AFTER, Action, RestartPolicy
 from zonerelay.telemetry.metrics import instruments
 from zonerelay.telemetry.metrics.families import Family
 from zonerelay.telemetry.metrics.instruments import MetricTotals, exposition
@@ -282,7 +275,7 @@ def test_who_is_well_runs_and_has_not_just_died() -> None:
 
 def test_nobody_waits_for_workers_that_die_at_each_start() -> None:
     lives = {0: running(), 1: running()}
-    for death in range(1, HOPELESS + 1):
+    for death in range(1, restart_policy.HOPELESS + 1):
         lives[1].ended(float(death))
         lives[1].started(float(death))
     roll = Roll({0: lives[0]}, lives)
