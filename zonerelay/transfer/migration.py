@@ -320,25 +320,25 @@ class Migration:
 
     async def _free_ids(self, page: Sequence[Message]) -> dict[MessageId, MessageId | None]:
         """Return the id of the copy of each message, or `None` if the target has the message itself."""
-        wanted: dict[MessageId, MessageId | None] = {each.id: each.id for each in page}
+        wanted: dict[MessageId, MessageId | None] = {}
         for target in self.targets:
             mine = {each.id: each for each in page if self._target(each.id) is target}
-            for identity, known in (await target.read_messages(list(mine))).items():
-                if known.envelope == mine[identity].envelope:
-                    wanted[identity] = None
-                else:
-                    wanted[identity] = await self._other_id(target, mine[identity])
+            known = await target.read_messages(list(mine))
+            for identity, message in mine.items():
+                wanted[identity] = await self._free_id(target, message, known.get(identity))
         return wanted
 
-    async def _other_id(self, target: Store, message: Message) -> MessageId | None:
+    async def _free_id(self, target: Store, message: Message, known: Message | None) -> MessageId | None:
+        """Return the id of the copy of a message, of whose own id the target has `known`."""
+        identity = message.id
         for number in range(_IDS):
-            identifying = f"{message.id} {message.envelope.created!r} {number}"
-            identity = MessageId(message.id[:11] + hashlib.sha256(identifying.encode()).hexdigest()[:5])
-            known = (await target.read_messages([identity])).get(identity)
             if known is None:
                 return identity
             if structs.replace(known.envelope, id=message.id) == message.envelope:
                 return None
+            identifying = f"{message.id} {message.envelope.created!r} {number}"
+            identity = MessageId(message.id[:11] + hashlib.sha256(identifying.encode()).hexdigest()[:5])
+            known = (await target.read_messages([identity])).get(identity)
         raise StoreError(
             f"message {message.id}: the target already contains other messages under all {_IDS} ids that "
             "were tried"

@@ -159,12 +159,8 @@ local function try(command, ...)
 end
 local mark, channel, node, values, keys, nodes, once, limits = unpack(ARGV)
 for _, key in ipairs({node, values}) do
-  try('HSET', key, 'field', 0)
-  try('HSETNX', key, 'field', 0)
-  try('HINCRBY', key, 'field', 1)
-  try('HGET', key, 'field')
-  try('HMGET', key, 'field')
-  try('HDEL', key, 'field')
+  for _, command in ipairs({'HSET', 'HSETNX', 'HINCRBY'}) do try(command, key, 'field', 1) end
+  for _, command in ipairs({'HGET', 'HMGET', 'HDEL'}) do try(command, key, 'field') end
 end
 try('ZADD', keys, 0, '')
 try('ZRANGEBYLEX', keys, '-', '+')
