@@ -277,6 +277,18 @@ async def test_tls_takes_a_renewed_certificate_and_keeps_one_that_a_wrong_one_wo
     await broken.server.close()
 
 
+async def test_silent_clients_lock_nobody_out_of_tls(tmp_path: Path) -> None:
+    certificate, key = make("relay.example", serial=1).write(tmp_path, "admin")
+    async with Site(certificate=certificate, key=key) as site:
+        assert await shown(site)
+        silent = [
+            await asyncio.open_connection("127.0.0.1", site.server.port) for _ in range(MAX_CONNECTIONS + 1)
+        ]
+        assert await shown(site)
+        for _, writer in silent:
+            writer.close()
+
+
 async def test_attempts_at_an_address_in_use_do_not_log_the_certificate(site: Site, tmp_path: Path) -> None:
     certificate, key = make("relay.example", serial=1).write(tmp_path, "admin")
     second = Site(address=f"127.0.0.1:{site.server.port}", certificate=certificate, key=key)

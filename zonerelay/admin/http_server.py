@@ -22,6 +22,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -33,6 +34,7 @@ from aiohttp.typedefs import Handler
 from zonerelay.admin.operators import Operators
 from zonerelay.admin.requests import OPTIONS, VISIT, RequestIdentity, answered, dress, plain, visit_of
 from zonerelay.config.endpoints import is_address
+from zonerelay.process.tasks import cancel_all
 from zonerelay.process.threads import OPERATORS
 from zonerelay.routing.addresses import Networks
 from zonerelay.telemetry.metrics.metrics import CONTENT_TYPE
@@ -48,6 +50,8 @@ MAX_BODY = 1024 * 1024
 SHUTDOWN_TIMEOUT = 1.0
 
 HANDSHAKE = 10.0
+PAUSE = 0.1
+"""Seconds after which a connection is accepted again that could not be."""
 PATHS = frozenset(("/metrics", "/healthz", "/livez", "/readyz"))
 """Of the monitoring endpoints, which change nothing."""
 _SAFE = ("GET", "HEAD", "OPTIONS")
@@ -96,47 +100,69 @@ class HttpServer:
         self._runner = web.AppRunner(
             application, **OPTIONS, keepalive_timeout=IDLE, shutdown_timeout=SHUTDOWN_TIMEOUT
         )
-        self._server: asyncio.Server | None = None
         self._operators: dict[Connection, RequestIdentity] = {}
         """The connections of operators, each with its current or last request."""
-        self._coming: set[_TlsHandshake] = set()
+        self._coming: dict[asyncio.Task[None], socket.socket] = {}
+        """The connections that aiohttp does not know yet, during their TLS handshakes; the oldest first."""
+        self._listener: socket.socket | None = None
+        self._pause: asyncio.TimerHandle | None = None
 
     async def start(self, listener: socket.socket, backlog: int) -> None:
         """Start to serve. The server becomes the owner of `listener`."""
         await self._runner.setup()
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            self._connection,
-            sock=listener,
-            backlog=backlog,
-            ssl=self.tls,
-            ssl_handshake_timeout=None if self.tls is None else HANDSHAKE,
-        )
+        listener.listen(backlog)
+        listener.setblocking(False)
+        self._listener = listener
+        asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        if self._pause is not None:
+            self._pause.cancel()
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+        await cancel_all(*self._coming)
         await self._runner.cleanup()
 
     # --- connections --------------------------------------------------------------------------------
 
-    def _connection(self) -> asyncio.Protocol:
-        """Return the protocol of a new connection. aiohttp itself limits neither the number of connections
-        nor their age.
+    def _accept(self, listener: socket.socket) -> None:
+        """Accept a connection. aiohttp itself limits neither their number nor their age. If there are as many
+        as may be, the oldest stranger makes room, or else the oldest handshake.
         """
-        server = self._runner.server
-        assert server is not None
-        alive = self._alive()
-        strangers = [each for each in alive if each not in self._operators]
-        if len(strangers) + len(self._coming) >= MAX_CONNECTIONS:
-            if not strangers:
-                return _ImmediateClose()
-            _abort(strangers[0])
-        coming = _TlsHandshake(server(), self._coming)
         loop = asyncio.get_running_loop()
-        loop.call_later(HANDSHAKE, self._coming.discard, coming)
-        loop.call_later(LIFETIME, self._expire, coming.handler)
-        return coming
+        try:
+            client, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return  # the client has left
+        except OSError:  # no descriptors: without a pause the loop would spin
+            loop.remove_reader(listener)
+            self._pause = loop.call_later(PAUSE, loop.add_reader, listener, self._accept, listener)
+            return
+        client.setblocking(False)
+        strangers = [each for each in self._alive() if each not in self._operators]
+        if len(strangers) + len(self._coming) >= MAX_CONNECTIONS:
+            if strangers:
+                _abort(strangers[0])
+            else:
+                next(iter(self._coming)).cancel()
+        coming = loop.create_task(self._connect(client))
+        self._coming[coming] = client
+        coming.add_done_callback(self._came)
+
+    def _came(self, coming: asyncio.Task[None]) -> None:
+        client = self._coming.pop(coming)
+        if coming.cancelled():
+            client.close()
+
+    async def _connect(self, client: socket.socket) -> None:
+        assert self._runner.server is not None
+        loop, handler = asyncio.get_running_loop(), self._runner.server()
+        loop.call_later(LIFETIME, self._expire, handler)
+        limit = None if self.tls is None else HANDSHAKE
+        with suppress(OSError):  # the handshake has failed
+            await loop.connect_accepted_socket(
+                lambda: handler, client, ssl=self.tls, ssl_handshake_timeout=limit
+            )
 
     def _expire(self, handler: Connection) -> None:
         if handler not in self._operators:
@@ -279,27 +305,6 @@ def is_our_name(host: str, hosts: Collection[str]) -> bool:
     if any(name == each or (each.startswith("*.") and name.endswith(each[1:])) for each in hosts):
         return True
     return is_address(name)
-
-
-class _TlsHandshake(asyncio.Protocol):
-    """A connection during its TLS handshake, which is counted although aiohttp does not know it yet."""
-
-    def __init__(self, handler: Connection, coming: "set[_TlsHandshake]") -> None:
-        self.handler = handler
-        self._coming = coming
-        coming.add(self)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._coming.discard(self)
-        transport.set_protocol(self.handler)
-        self.handler.connection_made(transport)
-
-
-class _ImmediateClose(asyncio.Protocol):
-    """The protocol of a connection above `MAX_CONNECTIONS`, which is closed immediately."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
 
 
 def _abort(handler: Connection) -> None:
