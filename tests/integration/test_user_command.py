@@ -218,6 +218,13 @@ def test_two_different_passwords_change_nothing(shell: Shell) -> None:
     assert not shell.file.exists()
 
 
+def test_a_password_in_another_character_set_is_refused_in_words(shell: Shell) -> None:
+    ran = shell.typing(["gr\udcfcn und blau"], "add", "app")
+    assert ran.status == 1
+    assert "the password is not UTF-8" in ran.err
+    assert "Traceback" not in ran.err
+
+
 def test_end_of_input_instead_of_a_password_changes_nothing(shell: Shell) -> None:
     for lines in (["\x04"], [PASSWORD, "\x04"]):
         ran = shell.typing(lines, "add", "app")

@@ -50,19 +50,18 @@ def typed(lines: Sequence[str], *words: str) -> Ran:
     """Run it as a process on a terminal; each line is typed when something is asked."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *words],
+        ["setsid", "--ctty", sys.executable, "-c", PROGRAM, *words],  # getpass asks the terminal itself
         stdin=theirs,
         stdout=subprocess.PIPE,
         stderr=theirs,
         env={**os.environ, "COLUMNS": "160", "TERM": "xterm"},
-        start_new_session=True,  # no controlling terminal: getpass takes standard input's
     )
     os.close(theirs)
     shown = b""
     for line in lines:
         while not shown.endswith((b": ", b"] ")):
             shown += os.read(ours, 4096)
-        os.write(ours, f"{line}\n".encode())
+        os.write(ours, f"{line}\n".encode(errors="surrogateescape"))
         shown += b"|"
     with contextlib.suppress(OSError):  # EIO: the other side is closed
         while piece := os.read(ours, 4096):

@@ -48,7 +48,7 @@ def _password() -> str:
     password = ask("Password of the mailbox: ") if sys.stdin.isatty() else read_line()
     if not password:
         raise CliError("no password was given")
-    if len(password.encode()) > MAX_PASSWORD or not password.isprintable():
+    if not password.isprintable() or len(password.encode()) > MAX_PASSWORD:
         raise CliError(f"the password must be a single line of at most {MAX_PASSWORD} bytes")
     return password
 

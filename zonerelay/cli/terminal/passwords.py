@@ -10,12 +10,16 @@ import sys
 from zonerelay.cli.terminal.exits import CliError
 from zonerelay.smtp.server.sasl import MAX_PASSWORD
 
+_NOT_UTF8 = "the password is not UTF-8"
+
 
 def ask(prompt: str) -> str:
     try:
         return getpass.getpass(prompt)
     except EOFError:  # Ctrl-D
         raise CliError("no password was given; nothing was changed") from None
+    except UnicodeDecodeError:  # the terminal has another character set
+        raise CliError(_NOT_UTF8) from None
 
 
 def read_line() -> str:
@@ -25,4 +29,4 @@ def read_line() -> str:
     try:
         return data.decode().removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError:
-        raise CliError("the password is not UTF-8") from None
+        raise CliError(_NOT_UTF8) from None
