@@ -12,7 +12,7 @@ from tests.store.spools import Spool
 from tests.store.test_spool_check import checked, mixed, repaired, state_of
 from zonerelay.config.settings import Backend
 from zonerelay.store.check import DamageKind
-from zonerelay.store.contract import CHUNK_SIZE, QueueView, StoreOpenError
+from zonerelay.store.contract import CHUNK_SIZE, QueueView, StoreError, StoreOpenError
 from zonerelay.store.offline import view_spool
 from zonerelay.store.spool_paths import disk_directories
 
@@ -108,6 +108,34 @@ async def test_each_damage_is_found_and_mended(queue: Spool, tmp_path: Path, nam
         for number, recipients in there.items():
             assert recipients == stored[number]
             assert await body_of(queue.store, message_id(number)) == bodies[number]
+
+
+async def test_a_mark_that_is_no_text_is_found(queue: Spool, tmp_path: Path) -> None:
+    async with queue:
+        await mixed(queue.store)
+    mark = disk_directories(queue.settings)[1] / "mark"
+    mark.write_bytes(b"\xb1" + mark.read_bytes()[1:])
+    _, findings = await checked(queue, tmp_path)
+    assert findings.counts == {DamageKind.UNREADABLE: 1}
+    with pytest.raises(StoreError):
+        await repaired(queue)
+
+
+async def test_an_entry_of_the_log_that_only_the_index_still_has_is_written_again(
+    queue: Spool, tmp_path: Path
+) -> None:
+    async with queue:
+        await mixed(queue.store)
+        stored = await deliveries_in(queue.store)
+    flip(entry(queue, 3), 30)
+    done, _ = await repaired(queue)
+    assert (done.lost, len(done.noted)) == ([], 1)
+    assert "nodes/0/log/0000000000000003" in done.noted[0]
+    shutil.rmtree(disk_directories(queue.settings)[2])
+    _, findings = await checked(queue, tmp_path)
+    assert not findings.is_damaged
+    async with queue:
+        assert await deliveries_in(queue.store) == stored
 
 
 async def test_a_queue_in_use_is_not_repaired(queue: Spool, tmp_path: Path) -> None:

@@ -210,15 +210,20 @@ async def repair_spool(
     if is_disk and not _was_started(spool):
         return check.RepairResult()
     kept = spool.path.with_name(f"{spool.path.name}.before-repair-{time.strftime('%Y%m%dT%H%M%S')}.jsonl")
-    lost = dict[str, str]()
+    settings = replace(settings, spool=spool)
+    damaged, lost = dict[str, str](), dict[str, str]()
     async with contextlib.AsyncExitStack() as stack:
         if is_disk:
             directories = await STORE.open(Directories, spool)
             stack.push_async_callback(STORE.run, directories.close)
+            if carry_out:  # the index of this machine may have mail whose entry in the log is damaged
+                async with (
+                    opened_engine(settings, environment, forgive=damaged.__setitem__) as engine,
+                    view_engine(engine),
+                ):
+                    pass
         engine = await stack.enter_async_context(
-            opened_engine(
-                replace(settings, spool=spool), environment, forgive=lost.__setitem__, writes=carry_out
-            )
+            opened_engine(settings, environment, forgive=lost.__setitem__, writes=carry_out)
         )
         done = await repair_engine(
             engine,
@@ -229,9 +234,10 @@ async def repair_spool(
             clock=SystemClock(),
             patience=_patience(settings),
         )
-        if lost and carry_out:
+        if (lost or damaged) and carry_out:
             assert isinstance(engine, ObjectEngine)
-            await _leave_out(engine, disk_directories(spool)[1], lost, kept.with_suffix(".log"))
+            await _leave_out(engine, disk_directories(spool)[1], damaged | lost, kept.with_suffix(".log"))
+    done.noted += [f"{name}: {what}" for name, what in damaged.items() if name not in lost]
     done.lost += [f"{name}: {what}; the mail that it brought is lost" for name, what in lost.items()]
     return done
 

@@ -365,9 +365,12 @@ class ObjectKeys:
 
     def _as_state(self, mark: bytes) -> port.PartitionState:
         state = self._state
-        return port.PartitionState(
-            state.writer, mark.decode(), state.epoch, port.Position(state.batch_epoch, state.batch)
-        )
+        try:
+            name = mark.decode()
+        except UnicodeDecodeError as error:
+            raise StoreCorruptError("the object mark is damaged") from error
+        last = port.Position(state.batch_epoch, state.batch)
+        return port.PartitionState(state.writer, name, state.epoch, last)
 
     async def enter(self, writer: str, *, mark: str) -> port.PartitionState:
         async with self._turn:
