@@ -79,7 +79,7 @@ def _check_declared(settings: Settings, report: Report) -> None:
                     from zonerelay.config.options.docstrings import docstrings_of  # noqa: PLC0415 - rare
 
                     about = docstrings_of(of)[key]
-                    report.refuse((*path, key), f"is required: {about[0].lower()}{about[1:]}")
+                    report.refuse((*path, key), f"is required: {about[0].lower()}{about[1:].rstrip('.')}")
                 elif is_given and (held != word.strip('"') if word else not held):
                     only = f"goes with {option.needs} alone: write that, or leave this out"
                     report.refuse((*path, key), only)
