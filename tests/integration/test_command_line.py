@@ -236,8 +236,9 @@ async def test_on_a_terminal_a_bulk_verb_shows_and_asks(shell: Shell) -> None:
     assert "2 deliveries held." in ran.out
 
 
-async def test_anything_but_yes_changes_nothing(shell: Shell) -> None:
-    ran = await shell.typing("", "queue", "drop", "--all")
+@pytest.mark.parametrize("answer", ["", "n", "\udcfc"])
+async def test_anything_but_yes_changes_nothing(shell: Shell, answer: str) -> None:
+    ran = await shell.typing(answer, "queue", "drop", "--all")
     assert ran.status == 1
     assert "Nothing was changed." in ran.err
     assert shell.relay.changes == []

@@ -54,7 +54,7 @@ def typed(lines: Sequence[str], *words: str) -> Ran:
         stdin=theirs,
         stdout=subprocess.PIPE,
         stderr=theirs,
-        env={**os.environ, "COLUMNS": "160", "TERM": "xterm"},
+        env={**os.environ, "COLUMNS": "160", "TERM": "xterm", "PYTHONIOENCODING": "utf-8:strict"},
     )
     os.close(theirs)
     shown = b""
@@ -68,7 +68,7 @@ def typed(lines: Sequence[str], *words: str) -> Ran:
             shown += piece
     out, _ = process.communicate(timeout=20)
     os.close(ours)
-    return Ran(process.returncode, out.decode(), shown.decode())
+    return Ran(process.returncode, out.decode(), shown.decode(errors="replace"))
 
 
 @dataclass

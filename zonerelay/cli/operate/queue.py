@@ -325,7 +325,7 @@ def _confirmed(client: ControlClient, request: requests.QueueChange) -> bool:
         chatter.print(f"… and {found.matched - len(found.sample):,} more")
     final = " This cannot be undone." if _is_final(request) else ""
     chatter.print(f"\n{request.action.capitalize()} {text.deliveries(found.matched)}?{final} [y/N] ", end="")
-    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+    if sys.stdin.buffer.readline().strip().lower() in (b"y", b"yes"):
         return True
     output.tell("Nothing was changed.")
     return False
