@@ -494,7 +494,7 @@ class RoundRobin:
 
     def is_awaited(self, destination: Destination) -> bool:
         """Return whether another destination is waiting for a connection to the same hosts."""
-        return bool(destination.site.blocked.keys() - {destination})
+        return any(line is not destination for line in destination.site.blocked)
 
     def goes_on(self, destination: Destination, now: float, tick: float) -> bool:
         """Return whether the visit may continue before the waiting destinations are visited."""
