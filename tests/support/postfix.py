@@ -23,6 +23,7 @@ from typing import Self
 from tests.support.debian import DebianError, Say, UnpackedPackage
 from tests.support.ports import LOOPBACK, free_ports, greets, wait_until
 from tests.support.sasldb import write_users
+from tests.support.servers import ServerProcess
 
 DAEMONS = (
     *("master", "smtpd", "smtp", "cleanup", "qmgr", "trivial-rewrite", "scache", "tlsproxy", "anvil"),
@@ -106,7 +107,7 @@ class PostfixSettings:
     users_only: bool = False  # nobody relays without a log-in
 
 
-class PostfixInstance:
+class PostfixInstance(ServerProcess):
     """One private relay. Its files are below `directory`, which other users must be able to enter."""
 
     def __init__(
@@ -125,7 +126,6 @@ class PostfixInstance:
         self._environment = {**tools.environment, "MAIL_CONFIG": str(self._config)}
         # -d: stay in the foreground with our standard streams.
         self._command = [*launcher, str(tools.daemons / "master"), "-d"]
-        self._process: subprocess.Popen[bytes] | None = None
         self._lay_out(settings)
 
     def _lay_out(self, settings: PostfixSettings) -> None:
@@ -180,25 +180,15 @@ class PostfixInstance:
         self._environment["SASL_PATH"] += f":{plugins}"
         return folder
 
-    def __enter__(self) -> Self:
-        return self.start()
-
     def __exit__(self, *error: object) -> None:
         self.stop()
 
     def start(self) -> Self:
         # A port that was free may be another connection's for a moment, and then master exits at once.
         for _ in range(ATTEMPTS):
-            with (self.directory / "stderr").open("ab") as output:
-                self._process = subprocess.Popen(
-                    self._command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env=self._environment,
-                    # On SIGTERM master signals the process group that it believes to lead.
-                    start_new_session=True,
-                )
+            # On SIGTERM master signals the process group that it believes to lead.
+            log = self.directory / "stderr"
+            self.spawn(self._command, log, environment=self._environment, leads=True)
             if not wait_until(lambda: not self.running or greets(self.smtp_port), timeout=START_TIMEOUT):
                 self.stop()
                 raise PostfixError(f"Postfix does not answer on port {self.smtp_port}\n{self.log_tail()}")
@@ -209,14 +199,14 @@ class PostfixInstance:
 
     def stop(self) -> None:
         """SIGTERM to master, which signals its process group; killed if that does not end it."""
-        if self._process is None:
+        if self.process is None:
             return
-        self._process.send_signal(signal.SIGTERM)
+        self.process.send_signal(signal.SIGTERM)
         try:
-            self._process.wait(STOP_TIMEOUT)
+            self.process.wait(STOP_TIMEOUT)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(STOP_TIMEOUT)
+            self.process.kill()
+            self.process.wait(STOP_TIMEOUT)
         wait_until(self._is_unlocked, timeout=STOP_TIMEOUT)  # master's children have its lock, too
 
     def _is_unlocked(self) -> bool:
@@ -226,16 +216,6 @@ class PostfixInstance:
             except BlockingIOError:
                 return False
         return True
-
-    @property
-    def pid(self) -> int:
-        if self._process is None:
-            raise PostfixError("not started")
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
 
     def queued(self) -> int:
         """Messages in the queue, counted as files."""

@@ -22,6 +22,7 @@ from typing import Self
 from tests.support.debian import DebianError, UnpackedPackage, providers
 from tests.support.meters import family
 from tests.support.ports import LOOPBACK, free_port
+from tests.support.servers import ServerProcess
 
 PROGRAMS = ("initdb", "postgres", "psql")
 USERS = ("postgres", "nobody", "daemon")
@@ -64,7 +65,7 @@ class PostgresPrograms:
         self.environment["LD_LIBRARY_PATH"] = package.library_path()
 
 
-class PostgresServer:
+class PostgresServer(ServerProcess):
     """Started at once. `kill` and `start` again is a crash; everything goes with `stop`."""
 
     def __init__(
@@ -82,7 +83,6 @@ class PostgresServer:
         self.data = self.directory / "data"
         self.port = free_port()
         self._owner = _unprivileged()
-        self._process: subprocess.Popen[bytes] | None = None
         if self._owner is not None:
             os.chown(self.directory, self._owner.pw_uid, self._owner.pw_gid)
         try:
@@ -101,40 +101,36 @@ class PostgresServer:
     def socket_url(self) -> str:
         return f"postgresql:///postgres?host={self.directory}&port={self.port}&user=mail"
 
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
     def start(self) -> None:
         program = str(self._programs.bin / "postgres")
-        self._process = self._popen(program, "-D", str(self.data), launcher=self._launcher)
+        self.process = self._popen(program, "-D", str(self.data), launcher=self._launcher)
         deadline = time.monotonic() + START_TIMEOUT
         while self.psql("SELECT 1", check=False) != "1":
-            if self._process.poll() is not None or time.monotonic() > deadline:
+            if self.process.poll() is not None or time.monotonic() > deadline:
                 raise PostgresError(f"PostgreSQL did not start:\n{self.log()}")
             time.sleep(0.02)
 
     def kill(self) -> None:
         """As a crash of the machine would: no process of it says good-bye."""
-        assert self._process is not None
-        for pid in family(self._process.pid):
+        assert self.process is not None
+        # The first one first, or it would start others for those that are gone.
+        for pid in (self.pid, *(family(self.pid) - {self.pid})):
             with contextlib.suppress(ProcessLookupError):  # backends end by themselves at any moment
                 os.kill(pid, signal.SIGKILL)
-        self._process.wait()
+        self.process.wait()
         (self.data / "postmaster.pid").unlink(missing_ok=True)
 
     def shut_down(self) -> None:
         """In good order, but connections are cut."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGINT)
-        self._process.wait(START_TIMEOUT)
+        assert self.process is not None
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(START_TIMEOUT)
 
     def stop(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGQUIT)
+        if self.process is not None and self.running:
+            self.signal(signal.SIGQUIT)
             try:
-                self._process.wait(10)
+                self.process.wait(10)
             except subprocess.TimeoutExpired:
                 self.kill()
         shutil.rmtree(self.directory, ignore_errors=True)

@@ -56,9 +56,14 @@ class ServerProcess:
         raise NotImplementedError
 
     def spawn(
-        self, command: Sequence[object], log: Path, *, environment: Mapping[str, str] | None = None
+        self,
+        command: Sequence[object],
+        log: Path,
+        *,
+        environment: Mapping[str, str] | None = None,
+        leads: bool = False,
     ) -> None:
-        """`environment` takes the place of that of the tests."""
+        """`environment` takes the place of that of the tests. `leads`: it leads its process group."""
         with log.open("ab") as output:
             self.process = subprocess.Popen(
                 [str(word) for word in command],
@@ -66,6 +71,7 @@ class ServerProcess:
                 stdout=output,
                 stderr=output,
                 env=environment,
+                start_new_session=leads,
             )
 
     @property
