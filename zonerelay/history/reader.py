@@ -367,8 +367,12 @@ class Histories:
                 why = "addresses were hashed with another key and cannot be found by address"
                 yield HistoryGap(worker=worker, began=start, ended=end, why=why, unsearchable=True)
         off = off_mark(self.directory / f"{worker:02d}.db")
-        if off.exists() and off.stat().st_mtime <= until:
-            yield HistoryGap(worker=worker, began=off.stat().st_mtime, why=f"{WAS_OFF}, and still is")
+        try:
+            began = off.stat().st_mtime
+        except FileNotFoundError:  # a relay that starts with its history removes it
+            return
+        if began <= until:
+            yield HistoryGap(worker=worker, began=began, why=f"{WAS_OFF}, and still is")
 
     def _of_each(self, read: Callable[[_HistoryFile], Iterable[T]]) -> Iterator[T]:
         """Yield what is read from each file. Record a file as broken if it cannot be read."""
