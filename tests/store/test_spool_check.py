@@ -262,7 +262,7 @@ async def test_a_damaged_block_is_found_wherever_it_is(tmp_path: Path) -> None:
     async with Spool(tmp_path / "spool") as spool:
         await filled(spool)
     tables = sorted((tmp_path / "spool").glob("*.ldb"))
-    assert len(tables) >= 2  # how many depends on when LevelDB compacts
+    assert tables  # how many depends on when LevelDB compacts
     for table in tables:
         whole = table.read_bytes()
         for at in range(50, len(whole), len(whole) // 3):
