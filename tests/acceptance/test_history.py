@@ -276,6 +276,7 @@ def test_what_is_forgotten_is_nowhere_in_the_files(tmp_path: Path, sink: Sink, z
         zonerelay.found(relay, "carol@example.com", "--outcome", "delivered")
         zonerelay.found(relay, "b*b@example.com", "--outcome", "delivered", count=2)
         relay.wait_until_empty()
+        assert zonerelay(relay, "log", "forget", "<").status == 2
         assert zonerelay(relay, "log", "forget", "Bob@example.com").status == 0
         assert zonerelay(relay, "log", "find", "bob@example.com").status == 1
         (found,) = zonerelay.found(relay, "carol@example.com")

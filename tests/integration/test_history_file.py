@@ -122,6 +122,27 @@ def test_a_file_of_a_later_release_is_set_aside(kept: Kept) -> None:
     assert kept.file.with_name("00.db.aside").exists()
 
 
+def test_events_are_stored_once_although_old_ones_cannot_be_removed(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failures = files.trim, [sqlite3.OperationalError("database or disk is full")]
+
+    def trim(database: sqlite3.Connection, before: float, most: int) -> bool:
+        if failures:
+            raise failures.pop()
+        return real(database, before, most)
+
+    monkeypatch.setattr(files, "trim", trim)
+    monkeypatch.setattr(writer, "AGAIN", 0.05)
+    kept.put("first@example.com")
+    assert wait_until(lambda: bool(kept.restored), timeout=10)
+    kept.keep("second@example.com")
+    with contextlib.closing(sqlite3.connect(kept.file)) as database:
+        stored = [text for (text,) in database.execute("SELECT events FROM block")]
+    assert sum(text.count("first@example.com") for text in stored) == 1
+    assert len(kept.told) == 1
+
+
 def test_half_of_a_surrogate_pair_spoils_no_block(kept: Kept) -> None:
     kept.keep("half@example.com", helo="\udcff")
 
@@ -190,6 +211,24 @@ def test_recipients_with_the_same_result_share_an_event_and_are_found_one_by_one
         assert files.forget(database, [names[1]], "forgotten") == 1
     assert not kept.finds(names[1])
     assert kept.finds(names[0])
+
+
+@pytest.mark.parametrize(
+    ("value", "reply", "left"),
+    [
+        ("bob@example.com", "\u0130\u0130 Bob@example.com", "\u0130\u0130 forgotten"),
+        ("\u00fcl@example.com", "\u00dcl@example.com", "forgotten"),
+        ("reply", "Reply", "forgotten"),
+        ("forgotten", "forgotten", "forgotten"),
+        ("1", "250 1", "250 forgotten"),
+    ],
+)
+def test_what_is_forgotten_changes_nothing_else(tmp_path: Path, value: str, reply: str, left: str) -> None:
+    with contextlib.closing(files.open_for_writing(tmp_path / "history" / "00.db")) as database:
+        files.insert(database, 1, [(11.0, "delivered", {"reply": reply, "attempt": 1})])
+        assert files.forget(database, [value], "forgotten") == 1
+        (found,) = database.execute("SELECT events FROM block").fetchone()
+    assert files.decode(found) == [(11.0, "delivered", {"reply": left, "attempt": 1})]
 
 
 @pytest.mark.parametrize("many", [True, False], ids=["read for the outcome", "by the index"])

@@ -12,6 +12,7 @@ that are not covered, with the reason. All functions raise sqlite3.Error if the 
 """
 
 import json
+import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -227,6 +228,8 @@ def forget(database: sqlite3.Connection, values: Sequence[str], instead: str) ->
     The old values are overwritten with zeros on disk, too, once SQLite's log has been written to the file.
     """
     database.execute("PRAGMA secure_delete = ON")
+    database.create_function("lower", 1, str.lower)  # that of SQLite knows ASCII only
+    found_in = re.compile("|".join(map(re.escape, values)), re.IGNORECASE)
     patterns = [json.dumps(value, ensure_ascii=False)[1:-1].lower() for value in values]
     where = " OR ".join(["instr(lower(events), ?)"] * len(patterns))
     query = f"SELECT row, events FROM block WHERE row > ? AND ({where}) ORDER BY row LIMIT 100"  # noqa: S608
@@ -235,7 +238,7 @@ def forget(database: sqlite3.Connection, values: Sequence[str], instead: str) ->
         with database:
             database.execute("BEGIN IMMEDIATE")
             for row, text in found:
-                clean, count = _without(text, patterns, instead)
+                clean, count = _without(text, found_in, instead)
                 changed += count
                 database.execute("UPDATE block SET events = ? WHERE row = ?", (clean, row))
                 for value in values:
@@ -245,10 +248,13 @@ def forget(database: sqlite3.Connection, values: Sequence[str], instead: str) ->
     return changed
 
 
-def _without(text: str, patterns: Sequence[str], instead: str) -> tuple[str, int]:
+def _without(text: str, found_in: re.Pattern[str], instead: str) -> tuple[str, int]:
+    """Replace in the values of the fields only: a user may be called like a field, or be a number."""
     count = 0
-    for pattern in patterns:
-        while (at := text.lower().find(pattern)) >= 0:
-            text = text[:at] + instead + text[at + len(pattern) :]
-            count += 1
-    return text, count
+    events = decode(text)
+    for _, _, fields in events:
+        for name, value in fields.items():
+            if isinstance(value, str):
+                fields[name], more = found_in.subn(lambda _: instead, value)
+                count += more
+    return _encode(events).decode(), count

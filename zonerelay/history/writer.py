@@ -176,13 +176,21 @@ class History:
         import sqlite3  # noqa: PLC0415 - a relay that has nothing to write does without
 
         events = list(self._queue)
+        dropped = 0
         with self._lock:
             lost, self._lost = self._lost, None
         try:
             self._check_space()
             if self._database.is_gone:
                 self._broken(f"{self.file} was removed or replaced; a new file is created")
-            self._commit(self._database.opened(), events, lost)
+            database = self._database.opened()
+            is_new_part = self._commit(database, events, lost)
+            # They are stored now: if old ones cannot be removed, these must not be written again.
+            for _ in events:
+                self._queue.popleft()
+            dropped = lost[2] if lost else 0
+            events, lost = [], None
+            self._trim(database, is_new_part=is_new_part)
         except (sqlite3.OperationalError, OSError) as error:
             self._note_lost(lost)
             self._fail(f"{self.file} cannot be written: {in_words(error)}")
@@ -197,15 +205,15 @@ class History:
             if events:
                 self._note_lost((events[0][0], events[-1][0], len(events)))
                 self.dropped.value += len(events)
-            lost = None
         for _ in events:
             self._queue.popleft()
         if self.problem and self._run:
             self.problem = ""
-            self._restored(lost[2] if lost else 0)
+            self._restored(dropped)
 
-    def _commit(self, database: sqlite3.Connection, events: Sequence[Event], lost: Lost | None) -> None:
-        from zonerelay.history.database import PART, insert, trim  # noqa: PLC0415 - as above
+    def _commit(self, database: sqlite3.Connection, events: Sequence[Event], lost: Lost | None) -> bool:
+        """Store events, and return whether a part of the index is full."""
+        from zonerelay.history.database import PART, insert  # noqa: PLC0415 - as above
 
         before = self._row // PART
         with database:
@@ -216,8 +224,13 @@ class History:
                 database.execute("INSERT INTO gap VALUES (?, ?, ?)", (lost[0], lost[1], why))
             database.execute("UPDATE run SET ended = ? WHERE rowid = ?", (self._now(), self._run))
         self._row = row
+        return row // PART != before
+
+    def _trim(self, database: sqlite3.Connection, *, is_new_part: bool) -> None:
+        from zonerelay.history.database import trim  # noqa: PLC0415 - as above
+
         now = self._now()
-        if row // PART != before or now >= self._trim_at:
+        if is_new_part or now >= self._trim_at:
             self._trim_at = now + TRIMMED
             while trim(database, now - self.keep, self.max_size) and not self._stop.is_set():
                 pass

@@ -150,7 +150,7 @@ def forget_address(arguments: Namespace) -> int:
     """Remove an address from the histories: `log forget ADDRESS`."""
     settings = load_settings(arguments.config)
     form = history.form(arguments.address, settings, history.redactor_of(settings))
-    if not form.exact:
+    if not any(form.exact):
         raise CliError("specify one complete address or its pseudonym", USAGE)
     count = 0
     directory = settings.spool.path.parent / DIRECTORY
