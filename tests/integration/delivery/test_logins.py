@@ -20,6 +20,7 @@ from tests.support.mail import ZONE
 from tests.support.oauth import TokenServer
 from tests.support.ports import free_ports
 from tests.support.smarthost import LoginBed, Smarthost
+from tests.support.waiting import until
 from zonerelay.config.credentials.secrets import read_secret
 from zonerelay.config.settings import CredentialSettings, OauthGrant, SaslMechanismName, TlsMode, ZoneSettings
 from zonerelay.delivery.auth import accounts
@@ -400,10 +401,12 @@ async def test_a_refresh_token_gets_an_access_token_that_serves_almost_to_its_en
 
 
 async def test_client_credentials_need_no_refresh_token(cloud: Cloud) -> None:
+    cloud.server.rotates = True  # some servers send one nevertheless
     bed = cloud.bed(grant=OauthGrant.CLIENT_CREDENTIALS, refresh_token="")
     assert (await bed.send(to(cloud.smarthost))).verdict is D
     assert cloud.server.forms[0]["grant_type"] == "client_credentials"
     assert "refresh_token" not in cloud.server.forms[0]
+    assert bed.events() == []
 
 
 async def test_a_token_is_renewed_ahead_of_its_end_without_anybody_waiting(cloud: Cloud) -> None:
@@ -663,6 +666,45 @@ async def test_a_server_that_does_not_say_how_long_tokens_last_is_asked_again(cl
     bed.clock.advance(300)
     await bed.send(to(cloud.smarthost))
     assert cloud.server.given == 2
+
+
+async def test_a_reload_during_a_token_request_does_not_cancel_its_mail(cloud: Cloud) -> None:
+    """The batch was cancelled with the request, and its mail waited until something else woke the zone."""
+    cloud.server.delay = 0.2
+    bed = cloud.bed()
+    sending = asyncio.create_task(bed.send(to(cloud.smarthost)))
+    await until(lambda: cloud.server.forms)
+    bed.logins.configure([], {}, [])
+    assert (await sending).verdict is D
+
+
+@pytest.mark.parametrize("answer", [None, web.Response(status=401, text="{}")], ids=["granted", "refused"])
+async def test_mail_from_before_a_reload_leaves_the_new_settings_alone(
+    cloud: Cloud, answer: web.Response | None
+) -> None:
+    """Its token server was asked with the old settings from then on, and its failure paused the new ones."""
+    cloud.server.delay, cloud.server.answer = 0.2, answer
+    bed = cloud.bed()
+    old = bed.logins.credential_for(CLOUD_ZONE, "")
+    sending = asyncio.create_task(bed.send(to(cloud.smarthost)))
+    await until(lambda: cloud.server.forms)
+    bed.logins.configure([replace(old, client_id="another-app")], {}, [CLOUD_ZONE])
+    await sending
+    cloud.server.answer = None
+    assert (await bed.send(to(cloud.smarthost))).verdict is D
+    assert [form["client_id"] for form in cloud.server.forms] == ["an-app", "another-app"]
+    assert bed.events() == []
+
+
+async def test_a_refresh_token_that_an_operator_stores_during_a_request_stays(cloud: Cloud) -> None:
+    """The server's next one, which is of the old grant, was written over it."""
+    cloud.server.delay, cloud.server.rotates = 0.2, True
+    bed = cloud.bed()
+    sending = asyncio.create_task(bed.send(to(cloud.smarthost)))
+    await until(lambda: cloud.server.forms)
+    cloud.refresh_token.write_text("of another grant\n")
+    assert (await sending).verdict is D
+    assert cloud.refresh_token.read_text() == "of another grant\n"
 
 
 async def test_a_closed_relay_leaves_no_request_behind(cloud: Cloud) -> None:

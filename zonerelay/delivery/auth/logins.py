@@ -33,7 +33,6 @@ from zonerelay.delivery.tls.plan import ENCRYPTED
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import QueueKind, queue_of
 from zonerelay.model.reply import Reply, Scope
-from zonerelay.process.tasks import Tasks
 from zonerelay.process.threads import LOGIN
 from zonerelay.routing.zones.address_patterns import AddressPatterns
 from zonerelay.smtp.client import sasl
@@ -84,7 +83,8 @@ class StaleTokenError(Exception):
 def _no_login(account: Account, scope: Scope) -> NoLogin:
     """Return the error for mail while the account has a problem."""
     where = f" at {account.host}" if account.host else ""
-    text = f"zone {account.zone} cannot log in{where}: {account.problem}"
+    why = account.problem or "the credential has changed"
+    text = f"zone {account.zone} cannot log in{where}: {why}"
     return NoLogin(Reply(454, "7.0", text), scope, address=account.address)
 
 
@@ -208,8 +208,8 @@ class Logins:
         self._mailboxes: dict[str, CredentialSettings] = {}
         self._patterns: Senders = {}
         self._ending: list[str] = []
-        self._tokens: dict[str, TokenSource] = {}
-        self._retired = Tasks()
+        # A batch from before a reload ends with the settings that it began with.
+        self._tokens: dict[CredentialSettings, TokenSource] = {}
 
     # ---- settings and operators ---------------------------------------------------------------
 
@@ -222,8 +222,9 @@ class Logins:
         old = self._credentials
         self._credentials = {each.name: each for each in credentials} | self._mailboxes
         self._patterns = senders
-        for name in [name for name in self._tokens if self._credentials.get(name) != old.get(name)]:
-            self._retired.start(self._tokens.pop(name).close())
+        for each in [each for each in self._tokens if self._credentials.get(each.name) != each]:
+            if not self._tokens[each].is_fetching:  # batches wait for the answer, which may rotate the token
+                del self._tokens[each]
         self._ending = [
             f"zone {zone.name} logs in at {host} with a password ({name}): {why}"
             for zone in zones
@@ -288,9 +289,8 @@ class Logins:
         return {"zonerelay_smarthost_login": states}
 
     async def close(self) -> None:
-        for source in self._tokens.values():
+        for source in list(self._tokens.values()):
             await source.close()
-        await self._retired.wait()
 
     # ---- one batch ----------------------------------------------------------------------------
 
@@ -332,7 +332,8 @@ class Logins:
         except (SecretError, TokenError) as error:
             is_final = isinstance(error, TokenError) and error.refused
             material = await self._material_or_none(credential)
-            if account.epoch == epoch:  # batches that shared a request count its failure once
+            is_current = self._credentials.get(credential.name) == credential
+            if is_current and account.epoch == epoch:  # batches that shared a request count its failure once
                 self._broken(account, str(error), material, is_final=is_final)
             raise _no_login(account, scope) from error
         # A server may have replaced the refresh token by now.
@@ -363,10 +364,10 @@ class Logins:
         return sasl.SaslIdentity(credential.user, token), new
 
     def _token_source(self, credential: CredentialSettings) -> TokenSource:
-        source = self._tokens.get(credential.name)
+        source = self._tokens.get(credential)
         if source is None:
             name = credential.name
-            source = self._tokens[name] = TokenSource(
+            source = self._tokens[credential] = TokenSource(
                 credential,
                 secrets=self._secrets,
                 kept=self._kept,
@@ -390,8 +391,9 @@ class Logins:
             self.events.login_broken(account.zone, account.credential, problem)
 
     def refused(self, account: Account, dialog: AuthDialog, problem: str, material: str) -> None:
-        if account.credential in self._tokens:
-            self._tokens[account.credential].forget()
+        for credential, source in self._tokens.items():
+            if credential.name == account.credential:
+                source.forget()
         now = self.clock.monotonic()
         account.refuse(problem, host=dialog.who, address=dialog.address, material=material, now=now)
         self.events.login_answered(account.zone, "refused")

@@ -185,14 +185,19 @@ class TokenSource:
 
     async def material(self) -> tuple[str, str]:
         """Return client secret and refresh token as they are now. Raise SecretError."""
+        secret, _, token = await self._read()
+        return secret, token
+
+    async def _read(self) -> tuple[str, str, str]:
+        """Return client secret, the operator's refresh token, and the one that replaces it."""
         settings = self.settings
         secret = await self.secrets.get(settings.client_secret) if settings.client_secret else ""
         if not settings.refresh_token:
-            return secret, ""
+            return secret, "", ""
         original = await self.secrets.get(settings.refresh_token)
         if self._unkept is not None and self._unkept[0] == original:
-            return secret, self._unkept[1]
-        return secret, await FILES.run(self.kept.current, settings.name, original)
+            return secret, original, self._unkept[1]
+        return secret, original, await FILES.run(self.kept.current, settings.name, original)
 
     async def token(self) -> tuple[str, bool]:
         """Return the token, and whether it was fetched just now. Raise TokenError and SecretError."""
@@ -217,6 +222,10 @@ class TokenSource:
     def forget(self) -> None:
         """Drop the present token, which a smarthost has refused."""
         self._good_until = 0.0
+
+    @property
+    def is_fetching(self) -> bool:
+        return self._fetching is not None
 
     async def close(self) -> None:
         await cancel_all(self._fetching)
@@ -245,7 +254,7 @@ class TokenSource:
 
     async def _ask(self) -> AccessToken:
         settings = self.settings
-        client_secret, refresh_token = await self.material()
+        client_secret, original, refresh_token = await self._read()
         form = request_form(settings, client_secret=client_secret, refresh_token=refresh_token)
         host = urlsplit(settings.token_url).hostname or ""
         try:
@@ -255,15 +264,18 @@ class TokenSource:
             raise TokenError(f"no token from {host}: {error}") from error
         except TokenError as error:
             raise TokenError(f"no token from {host}: {error}", refused=error.refused) from None
-        if grant.refresh_token and grant.refresh_token != refresh_token:
-            await self._keep(grant.refresh_token)
+        if refresh_token and grant.refresh_token not in ("", refresh_token):
+            await self._keep(original, grant.refresh_token)
         return grant
 
-    async def _keep(self, token: str) -> None:
-        """Store a new refresh token before the access token is used, so that a crash cannot lose it."""
+    async def _keep(self, original: str, token: str) -> None:
+        """Store a new refresh token before the access token is used, so that a crash cannot lose it. It does
+        not replace another one than the `original`, which the operator has stored since.
+        """
         settings = self.settings
         try:
-            original = await self.secrets.get(settings.refresh_token)
+            if await self.secrets.get(settings.refresh_token) != original:
+                return
             self._unkept = (original, token)
             await FILES.run(self.kept.replace, settings.name, settings.refresh_token, original, token)
         except SecretError as error:
