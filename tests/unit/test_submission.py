@@ -6,23 +6,29 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.support.event_log import EventLog, events_into
 from zonerelay.admin.api.openapi import document
-from zonerelay.admin.api.verbs import VERBS
+from zonerelay.admin.api.verbs import VERBS, ApiCall, NoParameters
 from zonerelay.admin.problems import ApiError, decoded
+from zonerelay.admin.requests import VISIT, RequestIdentity
 from zonerelay.admin.submission import body as module
 from zonerelay.admin.submission.batch import MAX_OUTPUT, MAX_TAGS, substituted
 from zonerelay.admin.submission.body import JsonBody, StoredBase64
-from zonerelay.admin.submission.verbs import SUBMISSION, problem_of
-from zonerelay.inbound.cleanup.submit import Rejection
+from zonerelay.admin.submission.verbs import SUBMISSION, BatchAnswers, problem_of
+from zonerelay.config.credentials.identities import Token
+from zonerelay.config.settings import Settings
+from zonerelay.inbound.cleanup.submit import Acceptance, Pieces, Rejection, SubmitCall
 from zonerelay.inbound.limits.quotas import ExhaustedQuota
 from zonerelay.inbound.refusal import Reason, Refusal
 from zonerelay.inbound.state import replies
 from zonerelay.message.compose import Base64Error
-from zonerelay.model.envelope import Mailbox
+from zonerelay.model.clock import ManualClock
+from zonerelay.model.envelope import Mailbox, MessageId
 from zonerelay.model.reply import Reply
 
 TEXTS = ("", "short", 'quote " and \\ and \n', "ü€😀" * 30, "x" * 300, '\\"' * 200, "\u2028" * 90)
@@ -115,6 +121,38 @@ COSTLY: dict[str, dict[str, Any]] = {
     },
     "unsupported delimiters": {"text": "{{=<% %>=}}" + "<%a%>" * 100, "substitutions": {"a": "x"}},
 }
+
+
+async def test_a_message_of_a_batch_that_fails_unexpectedly_leaves_the_others_their_answers() -> None:
+    async def submit(call: SubmitCall, pieces: Pieces) -> Acceptance:
+        if call.envelope.recipients[0].address == "b@example.net":
+            raise RuntimeError("a bug")
+        return Acceptance(MessageId("0123456789abcdef"))
+
+    log, clock, settings = EventLog(), ManualClock(), Settings()
+    messages = [{"from": "a@example.org", "to": f"{each}@example.net", "subject": "x"} for each in "abc"]
+    data = json.dumps({"messages": messages}).encode()
+    content = SimpleNamespace(is_eof=lambda: True, total_bytes=len(data), read_nowait=lambda: data)
+    request: Any = SimpleNamespace(
+        content=content, content_length=len(data), headers={"Content-Type": "application/json"}
+    )
+    operators: Any = SimpleNamespace(
+        settings=lambda: settings,
+        rules=lambda: settings.listener[0],
+        events=events_into(log, clock),
+        clock=clock,
+        submit=submit,
+    )
+    token = Token(name="app", scope="submit", sha256="", created=0.0, user="app")
+    VISIT.set(RequestIdentity("127.0.0.1", secure=False, private=True))
+    (batch,) = (each for each in SUBMISSION if each.path == "/v1/messages/batch")
+    answers = await batch.run(ApiCall(operators, token, "app", request, {}, NoParameters(), None))
+    assert isinstance(answers, BatchAnswers)
+    assert [each.status for each in answers.messages] == [202, 500, 202]
+    problem = answers.messages[1].problem
+    assert problem is not None
+    assert (problem.code, "bug" in problem.detail) == ("unexpected", False)
+    assert [each["error"] for each in log.named("trouble")] == ["RuntimeError: a bug"]
 
 
 def test_a_member_that_occurs_twice_is_found_among_many() -> None:

@@ -580,14 +580,20 @@ async def _batch(call: ApiCall) -> Answer:
 
         async def taken(at: int) -> BatchAnswer:
             message = given.messages[at]
-            size = len(msgspec.json.encode(message)) + template_size
             key = origin.key and f"{origin.key}.{at}"
             try:
+                size = len(msgspec.json.encode(message)) + template_size
                 filled = await _run(size, _filled, given.template, message, body)
                 accepted = await _take(call, replace(origin, key=key), filled, body, size=size)
-            except ApiError as problem:
-                return BatchAnswer(status=problem.body.status, problem=problem.body)
-            return BatchAnswer(status=202, accepted=accepted)
+            except ApiError as error:
+                problem = error.body
+            except Exception as error:  # noqa: BLE001 - the answers for the other messages are still needed
+                call.operators.events.error("submission", error)
+                text = "an unexpected error occurred; see `trouble` in the relay's log"
+                problem = ApiError(500, "unexpected", text).body
+            else:
+                return BatchAnswer(status=202, accepted=accepted)
+            return BatchAnswer(status=problem.status, problem=problem)
 
         answers = await asyncio.gather(*map(one, range(len(given.messages))))
     return BatchAnswers(messages=tuple(answers))
