@@ -4,7 +4,7 @@ import base64
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,16 +13,17 @@ import pytest
 
 from tests.support.event_log import EventLog, events_into
 from zonerelay.admin.api.openapi import document
-from zonerelay.admin.api.verbs import VERBS, ApiCall, NoParameters
+from zonerelay.admin.api.verbs import VERBS, ApiCall
 from zonerelay.admin.problems import ApiError, decoded
 from zonerelay.admin.requests import VISIT, RequestIdentity
 from zonerelay.admin.submission import body as module
 from zonerelay.admin.submission.batch import MAX_OUTPUT, MAX_TAGS, substituted
 from zonerelay.admin.submission.body import JsonBody, StoredBase64
-from zonerelay.admin.submission.verbs import SUBMISSION, BatchAnswers, problem_of
+from zonerelay.admin.submission.verbs import SUBMISSION, RawQuery, problem_of
+from zonerelay.admin.submission.zonemta import submission_of
 from zonerelay.config.credentials.identities import Token
 from zonerelay.config.settings import Settings
-from zonerelay.inbound.cleanup.submit import Acceptance, Pieces, Rejection, SubmitCall
+from zonerelay.inbound.cleanup.submit import Acceptance, Pieces, Rejection, Submit, SubmitCall
 from zonerelay.inbound.limits.quotas import ExhaustedQuota
 from zonerelay.inbound.refusal import Reason, Refusal
 from zonerelay.inbound.state import replies
@@ -123,36 +124,79 @@ COSTLY: dict[str, dict[str, Any]] = {
 }
 
 
+class Submitting:
+    """The requests of a user, whose messages `submit` accepts."""
+
+    def __init__(self, submit: Submit) -> None:
+        self.log, clock, settings = EventLog(), ManualClock(), Settings()
+        self._operators: Any = SimpleNamespace(
+            settings=lambda: settings,
+            rules=lambda: settings.listener[0],
+            events=events_into(self.log, clock),
+            clock=clock,
+            submit=submit,
+        )
+
+    async def post(self, path: str, kind: str, data: bytes, parameters: Any = None) -> Any:
+        """Return the answer of the verb."""
+        pieces = [data]
+
+        async def readany() -> bytes:
+            return pieces.pop() if pieces else b""
+
+        content = SimpleNamespace(
+            is_eof=lambda: True, total_bytes=len(data), read_nowait=lambda: data, readany=readany
+        )
+        request: Any = SimpleNamespace(
+            content=content, content_length=len(data), headers={"Content-Type": kind}
+        )
+        token = Token(name="app", scope="submit", sha256="", created=0.0, user="app")
+        VISIT.set(RequestIdentity("127.0.0.1", secure=False, private=True))
+        (verb,) = (each for each in SUBMISSION if (each.method, each.path) == ("POST", path))
+        return await verb.run(ApiCall(self._operators, token, "app", request, {}, parameters, None))
+
+
 async def test_a_message_of_a_batch_that_fails_unexpectedly_leaves_the_others_their_answers() -> None:
     async def submit(call: SubmitCall, pieces: Pieces) -> Acceptance:
         if call.envelope.recipients[0].address == "b@example.net":
             raise RuntimeError("a bug")
         return Acceptance(MessageId("0123456789abcdef"))
 
-    log, clock, settings = EventLog(), ManualClock(), Settings()
+    user = Submitting(submit)
     messages = [{"from": "a@example.org", "to": f"{each}@example.net", "subject": "x"} for each in "abc"]
     data = json.dumps({"messages": messages}).encode()
-    content = SimpleNamespace(is_eof=lambda: True, total_bytes=len(data), read_nowait=lambda: data)
-    request: Any = SimpleNamespace(
-        content=content, content_length=len(data), headers={"Content-Type": "application/json"}
-    )
-    operators: Any = SimpleNamespace(
-        settings=lambda: settings,
-        rules=lambda: settings.listener[0],
-        events=events_into(log, clock),
-        clock=clock,
-        submit=submit,
-    )
-    token = Token(name="app", scope="submit", sha256="", created=0.0, user="app")
-    VISIT.set(RequestIdentity("127.0.0.1", secure=False, private=True))
-    (batch,) = (each for each in SUBMISSION if each.path == "/v1/messages/batch")
-    answers = await batch.run(ApiCall(operators, token, "app", request, {}, NoParameters(), None))
-    assert isinstance(answers, BatchAnswers)
+    answers = await user.post("/v1/messages/batch", "application/json", data)
     assert [each.status for each in answers.messages] == [202, 500, 202]
     problem = answers.messages[1].problem
-    assert problem is not None
     assert (problem.code, "bug" in problem.detail) == ("unexpected", False)
-    assert [each["error"] for each in log.named("trouble")] == ["RuntimeError: a bug"]
+    assert [each["error"] for each in user.log.named("trouble")] == ["RuntimeError: a bug"]
+
+
+@pytest.mark.parametrize("body", ["", "\r\n", "\n", "\r\n\r\nhello\r\n"])
+@pytest.mark.parametrize(
+    "blind", ["Bcc: zoe@example.net", "Bcc:\r\n zoe@example.net", "bcc \r\n : zoe@example.net"]
+)
+async def test_a_blind_copy_is_sent_and_not_shown_wherever_its_field_ends(blind: str, body: str) -> None:
+    taken: list[tuple[list[str], bytes]] = []
+
+    async def submit(call: SubmitCall, pieces: Pieces) -> Acceptance:
+        assert not isinstance(pieces, AsyncIterator)
+        taken.append(([each.address for each in call.envelope.recipients], b"".join(pieces)))
+        return Acceptance(MessageId("0123456789abcdef"))
+
+    head = "From: a@example.org\r\nTo: b@example.net\r\nMessage-ID: <a@example.org>\r\n"
+    data = f"{head}{blind}{body}".encode()
+    await Submitting(submit).post("/v1/messages", "message/rfc822", data, RawQuery())
+    rest = "\r\nhello\r\n" if "hello" in body else ""
+    assert taken == [(["b@example.net", "zoe@example.net"], f"{head}{rest}".encode())]
+
+
+@pytest.mark.parametrize("headers", ["X-A: b", 5, True])
+def test_zonemtas_headers_are_an_object_or_a_list(headers: object) -> None:
+    document = {"from": "a@example.org", "headers": headers, "messageId": "<a@example.org>"}
+    with pytest.raises(ApiError) as refused:
+        submission_of(document, JsonBody(10**6, Path("/nonexistent")))
+    assert refused.value.body.errors[0].pointer == "/headers"
 
 
 def test_a_member_that_occurs_twice_is_found_among_many() -> None:

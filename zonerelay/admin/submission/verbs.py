@@ -505,20 +505,22 @@ async def _take_raw(call: ApiCall, origin: SubmissionOrigin) -> AcceptedMessage:
     return await _submitted_as(call, origin, sending, message())
 
 
-_BCC = re.compile(rb"^(?:Resent-)?Bcc[ \t]*:.*\r\n(?:[ \t].*\r\n)*", re.IGNORECASE | re.MULTILINE)
+_BCC = re.compile(
+    rb"^(?:Resent-)?Bcc[ \t]*(?:\r\n[ \t]+)*:.*\r\n(?:[ \t].*\r\n)*", re.IGNORECASE | re.MULTILINE
+)
 
 
 async def _strict_lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the message with CRLF line ends. Files on Unix have LF only."""
-    rest = b""
+    """Yield the message with CRLF line ends, also at its end. Files on Unix have LF only."""
+    rest = piece = b""
     async for piece in pieces:
         data = rest + piece
         rest = b"\r" if data.endswith(b"\r") else b""
         data = data[:-1] if rest else data
         has_bare = data.count(b"\n") != data.count(b"\r\n")
         yield _BARE_LF.sub(b"\r\n", data) if has_bare else data
-    if rest:
-        yield rest
+    if not piece.endswith(b"\n"):  # otherwise the last field of a message without a body is not seen as one
+        yield rest + b"\r\n"
 
 
 def _raw_envelope(block: bytes, given: RawQuery, most: int) -> tuple[Mailbox, dict[Mailbox, str]]:

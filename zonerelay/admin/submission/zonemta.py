@@ -40,6 +40,8 @@ def submission_of(document: Mapping[str, Any], body: JsonBody) -> dict[str, Any]
     headers = document.get("headers") or {}
     if isinstance(headers, list):
         headers = {each["key"]: each.get("value") for each in headers if _has_key(each)}
+    if not isinstance(headers, dict):
+        raise wrong("/headers", "headers must be an object or a list")
     found["headers"] = headers
     for field, name in _HEADERS.items():
         if document.get(field):
