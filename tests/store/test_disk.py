@@ -14,11 +14,13 @@ from msgspec import structs
 from tests.store.builders import NOW, attempt, body_of, envelope_for, message_id, own_message, store_message
 from tests.store.spools import Spool
 from tests.support.waiting import until
+from zonerelay import durable
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import queue_of
 from zonerelay.store import contract
 from zonerelay.store.contract import Finish, Postpone, StoreOpenError
+from zonerelay.store.objects import disk
 from zonerelay.store.objects import engine as objects
 from zonerelay.store.objects.disk import DirectoryPlace
 
@@ -309,3 +311,42 @@ class TestFailedWrites:
             await queue.store.settle([Postpone(bad)])
         assert await queue.store.deliveries_of(message_id(1)) == [delivery]
         await queue.store.settle([Finish(delivery)])
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_the_name_of_a_staged_body_is_durable_before_its_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """A snapshot that is written at the same time does not take over the sync, and may be cancelled."""
+    is_under_way, may_go_on = threading.Event(), threading.Event()
+    write, sync, synced = disk._write, durable.sync_directory, list[Path]()
+
+    def slow(path: Path, pieces: Sequence[bytes]) -> None:
+        if "000001" in path.name:
+            is_under_way.set()
+            may_go_on.wait(20)
+        write(path, pieces)
+
+    def noted(directory: Path) -> None:
+        synced.append(directory)
+        sync(directory)
+
+    place = DirectoryPlace(tmp_path, values=tmp_path / "bodies")
+    try:
+        await place.store([("nodes/0/values/body", [b"body"])])
+        monkeypatch.setattr(disk, "_write", slow)
+        monkeypatch.setattr(durable, "sync_directory", noted)
+        snapshot = asyncio.create_task(place.create("nodes/0/snapshot/1/000001", b"rows"))
+        await asyncio.to_thread(is_under_way.wait, 20)
+        if fails:
+            snapshot.cancel()
+        await place.create("nodes/0/log/1", b"entry")
+        assert tmp_path / "bodies" in synced
+        may_go_on.set()
+        await asyncio.gather(snapshot, return_exceptions=True)
+        synced.clear()
+        await place.create("nodes/0/log/2", b"entry")
+        assert tmp_path / "bodies" not in synced
+    finally:
+        may_go_on.set()
+        await place.close()

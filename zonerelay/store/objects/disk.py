@@ -242,7 +242,9 @@ class DirectoryPlace:
         self._reserve = reserve
         self._reserve_file = directories.ReserveFile(directory, reserve)
         self._unsynced: set[Path] = set()
-        """Directories with new names of values that are not synced."""
+        """Directories with new names of values that are not synced. Each change makes a new set, because
+        objects are created concurrently, and each must sync all directories itself.
+        """
         if not is_reader:
             with translated():
                 durable.make_directory(directory)
@@ -261,7 +263,7 @@ class DirectoryPlace:
     ) -> bool:
         path = self._path(name)
         draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}{durable.DRAFT}")
-        unsynced, self._unsynced = self._unsynced, set()
+        unsynced = self._unsynced
         places = unsynced | {self._path(each).parent for each, _ in values}
 
         write_draft = partial(_write, draft, [data])
@@ -269,11 +271,13 @@ class DirectoryPlace:
         writes += self._writes(values, makes_room=makes_room)
         try:
             await gathered(self._run(each) for each in writes)
-            return await self._run(partial(self._publish, draft, path, places, makes_room=makes_room))
+            is_ours = await self._run(partial(self._publish, draft, path, places, makes_room=makes_room))
         except StoreError:
-            self._unsynced |= unsynced
             await self._run(_drop, draft)
             raise
+        if self._unsynced is unsynced:
+            self._unsynced = set()
+        return is_ours
 
     def _publish(self, draft: Path, path: Path, before: Iterable[Path], *, makes_room: bool) -> bool:
         def is_linked() -> bool:
@@ -295,7 +299,7 @@ class DirectoryPlace:
 
     async def store(self, values: Sequence[Object]) -> None:
         await gathered(self._run(each) for each in self._writes(values, makes_room=False))
-        self._unsynced.update(self._path(name).parent for name, _ in values)
+        self._unsynced = {*self._unsynced, *(self._path(name).parent for name, _ in values)}
 
     def _writes(self, values: Sequence[Object], *, makes_room: bool) -> list[Callable[[], None]]:
         """Return functions that make the content of values durable when they are called in several
