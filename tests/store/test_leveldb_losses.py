@@ -196,6 +196,13 @@ async def test_a_full_disk_at_a_start_does_not_hide_that_an_end_is_missing(
     os.truncate(log_of(path), 20_000)
     before = contents(path)
     write, is_full = durable.write, not mends
+    fsync, synced = os.fsync, set[bytes]()
+
+    def sync(descriptor: int) -> None:
+        fsync(descriptor)
+        name = Path(f"/proc/self/fd/{descriptor}")
+        if name.readlink() == path / "synced":
+            synced.add(name.read_bytes())
 
     def written(file: Path, content: bytes) -> None:
         if is_full and (mends or file.suffix == ".log"):
@@ -210,8 +217,10 @@ async def test_a_full_disk_at_a_start_does_not_hide_that_an_end_is_missing(
     with monkeypatch.context() as patch:
         patch.setattr(durable, "write", written)
         patch.setattr(plyvel, "DB", refuse)
+        patch.setattr(os, "fsync", sync)
         assert "is full" in await refusal(path)
     assert contents(path) == before
+    assert not mends or synced == {(path / "synced").read_bytes()}
     async with Spool(path) as spool:
         assert "to the end of" in spool.store.problems()[0]
 

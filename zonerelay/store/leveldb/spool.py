@@ -372,7 +372,7 @@ class DatabaseRepair:
             try:
                 self._write_mark(self._mark)
             except OSError:  # a full disk has no space for a new file
-                files.write_mark(self._directory, self._mark)
+                files.write_mark(self._directory, self._mark, syncs=True)
 
     def _account_for(self, log: files.FoundLog) -> Loss:
         identity, kept = self._losses.keep(log.path, log.raw)

@@ -323,9 +323,9 @@ def _note_lost_end(log: FoundLog, missing: int) -> None:
 # --- the files that the spool adds to LevelDB's
 
 
-def write_mark(directory: Path, mark: SyncMark) -> None:
-    """Overwrite the mark in place. After a power cut the previous mark may remain, which is valid too. Raises
-    OSError.
+def write_mark(directory: Path, mark: SyncMark, *, syncs: bool = False) -> None:
+    """Overwrite the mark in place. After a power cut the previous mark may remain, which is valid too unless
+    it was lowered; then the caller `syncs`. Raises OSError.
     """
     path, content = directory / MARK_NAME, mark.encode()
     try:
@@ -336,6 +336,8 @@ def write_mark(directory: Path, mark: SyncMark) -> None:
     try:
         os.pwrite(descriptor, content, 0)
         os.ftruncate(descriptor, len(content))
+        if syncs:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
