@@ -10,9 +10,11 @@ import pytest
 from tests.store.builders import body_of, flip, message_id
 from tests.store.spools import Spool
 from tests.store.test_spool_check import checked, mixed, repaired, state_of
+from tests.support.waiting import until
 from zonerelay.config.settings import Backend
 from zonerelay.store.check import DamageKind
 from zonerelay.store.contract import CHUNK_SIZE, QueueView, StoreError, StoreOpenError
+from zonerelay.store.objects import engine as objects
 from zonerelay.store.offline import view_spool
 from zonerelay.store.spool_paths import disk_directories
 
@@ -121,6 +123,19 @@ async def test_a_mark_that_is_no_text_is_found(queue: Spool, tmp_path: Path) -> 
         await repaired(queue)
 
 
+async def test_a_directory_that_names_another_queue_is_found(queue: Spool, tmp_path: Path) -> None:
+    async with queue:
+        await mixed(queue.store)
+    env, meta, _ = disk_directories(queue.settings)
+    mark = env / "zonerelay.lock"
+    mark.write_bytes(mark.read_bytes()[:-3] + b"xx\n")
+    _, findings = await checked(queue, tmp_path)
+    assert findings.counts == ({DamageKind.UNREADABLE: 1} if env != meta else {})
+    if env != meta:
+        with pytest.raises(StoreOpenError, match="belong to different queues"):
+            await repaired(queue)
+
+
 async def test_an_entry_of_the_log_that_only_the_index_still_has_is_written_again(
     queue: Spool, tmp_path: Path
 ) -> None:
@@ -131,6 +146,29 @@ async def test_an_entry_of_the_log_that_only_the_index_still_has_is_written_agai
     done, _ = await repaired(queue)
     assert (done.lost, len(done.noted)) == ([], 1)
     assert "nodes/0/log/0000000000000003" in done.noted[0]
+    shutil.rmtree(disk_directories(queue.settings)[2])
+    _, findings = await checked(queue, tmp_path)
+    assert not findings.is_damaged
+    async with queue:
+        assert await deliveries_in(queue.store) == stored
+
+
+async def test_a_snapshot_is_written_again_while_the_index_still_has_it(
+    queue: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "LEAST_LOG", 0)
+    monkeypatch.setattr(objects, "SHARE", 0)
+    snapshots = disk_directories(queue.settings)[1] / "nodes/0/snapshot"
+    async with queue:
+        await mixed(queue.store)
+        stored = await deliveries_in(queue.store)
+        await until(lambda: any(snapshots.glob("*/end")))
+    monkeypatch.undo()
+    flip(max(snapshots.glob("*/end")).with_name("000001"), 30)
+    _, findings = await checked(queue, tmp_path)
+    assert findings.counts == {DamageKind.UNREADABLE: 1}
+    done, _ = await repaired(queue)
+    assert (done.lost, len(done.noted)) == ([], 1)
     shutil.rmtree(disk_directories(queue.settings)[2])
     _, findings = await checked(queue, tmp_path)
     assert not findings.is_damaged

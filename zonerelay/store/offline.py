@@ -150,10 +150,20 @@ async def check_spool(
             findings.add(check.DamageKind.UNREADABLE, str(spool.path), str(error))
             return check.SpoolContents(0, 0, 0)
     if spool.backend is Backend.DISK and _was_started(spool):
+        env, meta, _ = disk_directories(spool)
+        if _mark_of(env) != _mark_of(meta):
+            what = f"it does not name the queue in {meta}, so no relay opens the queue"
+            findings.add(check.DamageKind.UNREADABLE, str(env / LOCK), what)
         for path in await STORE.run(foreign_in, *disk_directories(spool)):
             if epoch_of(path) < 0:
                 findings.add(check.DamageKind.STRAY_FILE, path, "not a file of this queue")
     return contents
+
+
+def _mark_of(directory: Path) -> bytes:
+    with contextlib.suppress(FileNotFoundError):
+        return (directory / LOCK).read_bytes()
+    return b""
 
 
 def _was_started(spool: SpoolSettings) -> bool:
@@ -217,11 +227,12 @@ async def repair_spool(
             directories = await STORE.open(Directories, spool)
             stack.push_async_callback(STORE.run, directories.close)
             if carry_out:  # the index of this machine may have mail whose entry in the log is damaged
-                async with (
-                    opened_engine(settings, environment, forgive=damaged.__setitem__) as engine,
-                    view_engine(engine),
-                ):
-                    pass
+                async with opened_engine(settings, environment, forgive=damaged.__setitem__) as engine:
+                    try:
+                        async with view_engine(engine):
+                            pass
+                    except StoreCorruptError as error:  # of a snapshot, which the index may replace
+                        damaged["nodes/0/snapshot"] = str(error)
         engine = await stack.enter_async_context(
             opened_engine(settings, environment, forgive=lost.__setitem__, writes=carry_out)
         )
@@ -244,7 +255,7 @@ async def repair_spool(
 
 async def _leave_out(engine: ObjectEngine, meta: Path, lost: Mapping[str, str], kept: Path) -> None:
     """Copy the damaged entries of the log of a disk queue, and replace the log by a snapshot."""
-    for name in filter(lambda each: (meta / each).exists(), lost):
+    for name in filter(lambda each: (meta / each).is_file(), lost):
         await STORE.run(durable.copy, meta / name, kept / Path(name).name)
     keeper = engine.keeper(0)
     try:
