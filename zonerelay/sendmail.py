@@ -82,6 +82,8 @@ def _sendmail(words: Sequence[str]) -> int:
         _show_queue()
     if mode not in ("m", "s", "v"):
         raise SendmailError(USAGE, f"-b{mode} is not supported")
+    if sys.stdin is None and mode != "v":
+        raise SendmailError(IOERR, "standard input is closed")
     settings = _settings()
     if mode == "s":
         return _pass_on(_connect(listener_of(settings)))
@@ -282,7 +284,8 @@ def _from(author: str, name: str) -> bytes:
 
 def _xtext(text: str) -> str:
     """Encode a text as xtext (RFC 3461, section 4)."""
-    return re.sub(r"[^!-*,-<>-~]", lambda found: "".join(f"+{each:02X}" for each in found[0].encode()), text)
+    octets = text.encode("utf-8", "surrogateescape")  # of an argument that is not valid UTF-8
+    return re.sub(rb"[^!-*,-<>-~]", lambda found: b"+%02X" % found[0][0], octets).decode()
 
 
 def _user(fields: Sequence[bytes], domain: str) -> str:
@@ -496,6 +499,8 @@ def _connect(address: str) -> socket.socket:
     except OSError as error:
         reason = error.strerror or error
         raise RelayDownError(TEMPFAIL, f"the relay at {address} does not respond: {reason}") from None
+    except ValueError:
+        raise SendmailError(CONFIG, f"the address of the [[listener]] is not valid: {address}") from None
     connection.settimeout(REPLY_TIMEOUT)
     return connection
 

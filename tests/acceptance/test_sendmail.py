@@ -19,7 +19,7 @@ from tests.support.process import PROGRAM, RelayProcess
 from tests.support.sink import Sink
 from tests.support.toml import Table
 from zonerelay.config.tables import listener as of_settings
-from zonerelay.sendmail import ALIASES, CONFIG, DATAERR, DROP, NOPERM, NOUSER, OK, TEMPFAIL, USAGE
+from zonerelay.sendmail import ALIASES, CONFIG, DATAERR, DROP, IOERR, NOPERM, NOUSER, OK, TEMPFAIL, USAGE
 
 HEADER = "From: App <app@b.example>\nSubject: x\n"
 
@@ -108,13 +108,16 @@ def test_a_relay_that_is_down_is_worth_another_try_and_one_that_refuses_is_not(t
         (["-t"], f"{HEADER}To: none:;\n\n", USAGE, "no recipients"),
         (["c@d.example> NOTIFY=NEVER"], f"{HEADER}\n", DATAERR, "spaces and control characters"),
         (["-bi"], "", OK, ""),
+        (["-V", "\udcff", "c@d.example"], f"{HEADER}\n", TEMPFAIL, "does not respond"),
     ],
 )
 def test_what_is_wrong_is_said_before_a_connection(
     words: list[str], message: str, status: int, said: str, tmp_path: Path
 ) -> None:
     config = tmp_path / "relay.toml"
-    config.write_text(f'[[listener]]\naddress = "127.0.0.1:{free_port()}"\n')
+    config.write_text(
+        f'[sendmail]\ndrop = "{tmp_path}/none"\n[[listener]]\naddress = "127.0.0.1:{free_port()}"\n'
+    )
     got, text = sendmail(config, *words, message=message)
     assert got == status
     assert said in text
@@ -125,6 +128,25 @@ def test_a_relay_without_a_listener_for_this_machine_is_a_wrong_configuration(tm
     config.write_text('[[listener]]\nauth = "required"\n[[listener]]\ntls = "implicit"\n')
     status, said = sendmail(config, "c@d.example")
     assert (status, "[[listener]]" in said) == (CONFIG, True)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:smtp"])
+def test_an_address_that_is_none_is_a_wrong_configuration(address: str, tmp_path: Path) -> None:
+    config = tmp_path / "relay.toml"
+    config.write_text(f'[[listener]]\naddress = "{address}"\n')
+    status, said = sendmail(config, "c@d.example")
+    assert (status, address in said, "Traceback" in said) == (CONFIG, True, False)
+
+
+@pytest.mark.parametrize("words", [["c@d.example"], ["-t"], ["-bs"]])
+def test_a_closed_standard_input_is_no_message(words: list[str], tmp_path: Path) -> None:
+    done = ran(
+        tmp_path / "none",
+        *words,
+        message="",
+        program=("sh", "-c", f'exec "{PROGRAM}" sendmail "$@" <&-', "sh"),
+    )
+    assert (done.returncode, "standard input is closed" in done.stderr) == (IOERR, True)
 
 
 def test_a_listener_of_conf_d_is_known(tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
 """Users held to their guard rails in a running relay: each refusal in its words, modes up to the receiver."""
 
 import asyncio
+import errno
+import os
 import smtplib
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -223,7 +226,9 @@ async def test_files_beside_the_spool_are_problems_until_they_can_be_used(
         assert await problems() == []
 
 
-async def test_a_file_that_the_configuration_names_is_a_problem_while_it_is_missing(house: House) -> None:
+async def test_a_file_that_the_configuration_names_is_a_problem_while_it_is_missing(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def missing() -> list[str]:
         return [each for each in (await house.running.status()).problems if "is missing" in each]
 
@@ -234,6 +239,15 @@ async def test_a_file_that_the_configuration_names_is_a_problem_while_it_is_miss
     ]
     away.rename(house.credentials)
     assert await missing() == []
+    stat = os.stat
+
+    def refuse(path: object, **more: Any) -> os.stat_result:
+        if str(path) == str(house.credentials):
+            raise PermissionError(errno.EACCES, "its directory may not be searched")
+        return stat(path, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "stat", refuse)
+    assert len(await missing()) == 1
 
 
 async def test_mail_is_redirected_copied_and_captured(house: House) -> None:

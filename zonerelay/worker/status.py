@@ -261,9 +261,11 @@ class StatusBoard:
         if settings is not self._files[0]:
             self._files = settings, _named_files(settings)
         return [
-            f"{file}, which {name} refers to, is missing; restore it, or change the configuration"
+            f"{file}, which {name} refers to, is missing or in a directory that the relay is not allowed to "
+            "search; restore it, or change the configuration"
             for file, name in self._files[1].items()
-            if not file.exists() and not any(str(file) in each for each in reported)
+            if not os.path.exists(file)  # noqa: PTH110 - Path.exists raises PermissionError
+            and not any(str(file) in each for each in reported)
         ]
 
     def _space_problem(self) -> str:
@@ -313,7 +315,7 @@ def _named_files(settings: Settings) -> dict[Path, str]:
         for name in [each.name for each in options if "Path" in str(each.type)]:
             for paths in [getattr(row, name) for row in rows]:
                 for path in paths if isinstance(paths, tuple) else (paths,):
-                    if path is not None and path.is_file():
+                    if path is not None and os.path.isfile(path):  # noqa: PTH113 - raises no error
                         found[path] = f"{table.name}.{name}"
     return found
 
