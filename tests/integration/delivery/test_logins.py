@@ -637,6 +637,17 @@ async def test_trouble_of_the_token_server_defers_and_backs_off(cloud: Cloud, an
     assert bed.events() == ["login-broken", "login-restored"]
 
 
+async def test_the_try_after_a_pause_goes_on_at_the_next_host(cloud: Cloud) -> None:
+    """A host that could not be reached used up the try, for two minutes."""
+    closed = await cloud.host(closed=True)
+    cloud.server.answer = web.Response(status=500, text="oops")
+    bed = cloud.bed()
+    assert (await bed.send(to(closed, cloud.smarthost))).verdict is F
+    cloud.server.answer = None
+    bed.clock.advance(SHORT_PAUSES[0])
+    assert (await bed.send(to(closed, cloud.smarthost))).verdict is D
+
+
 async def test_a_token_server_that_is_not_there_defers(cloud: Cloud) -> None:
     (port,) = free_ports(1)
     bed = cloud.bed(token_url=f"http://127.0.0.1:{port}/token")

@@ -102,6 +102,11 @@ class Account:
         self._until = now + TRY_TIME
         return True
 
+    def not_tried(self, epoch: int) -> None:
+        """Allow another try after one that a host ended without a refusal."""
+        if epoch == self.epoch:
+            self._until = 0.0
+
     def refuse(
         self,
         problem: str,

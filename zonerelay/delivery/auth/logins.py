@@ -312,9 +312,14 @@ class Logins:
         """Return a session that is logged in. `open_with` connects and runs the login. Raise HostFailure."""
         login = await self._prepare(terms)
         try:
-            return await open_with(login)
-        except StaleTokenError as error:
-            return await open_with(await self._prepare(terms, refused=error.token))
+            try:
+                return await open_with(login)
+            except StaleTokenError as error:
+                login = await self._prepare(terms, refused=error.token)
+                return await open_with(login)
+        except HostFailure:
+            login.account.not_tried(login.epoch)
+            raise
 
     async def _prepare(self, terms: Terms, *, refused: str = "") -> Login:
         credential = terms.key.credential
