@@ -10,12 +10,11 @@ import pytest
 from tests.store.builders import body_of, flip, message_id
 from tests.store.spools import Spool
 from tests.store.test_spool_check import checked, mixed, repaired, state_of
-from tests.support.waiting import until
 from zonerelay.config.settings import Backend
 from zonerelay.store.check import DamageKind
 from zonerelay.store.contract import CHUNK_SIZE, QueueView, StoreError, StoreOpenError
-from zonerelay.store.objects import engine as objects
-from zonerelay.store.offline import view_spool
+from zonerelay.store.objects.engine import ObjectEngine
+from zonerelay.store.offline import opened_engine, view_spool
 from zonerelay.store.spool_paths import disk_directories
 
 APART = {"one directory": (), "apart": ("env_directory", "meta_directory", "scratch_directory")}
@@ -153,18 +152,20 @@ async def test_an_entry_of_the_log_that_only_the_index_still_has_is_written_agai
         assert await deliveries_in(queue.store) == stored
 
 
-async def test_a_snapshot_is_written_again_while_the_index_still_has_it(
-    queue: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(objects, "LEAST_LOG", 0)
-    monkeypatch.setattr(objects, "SHARE", 0)
-    snapshots = disk_directories(queue.settings)[1] / "nodes/0/snapshot"
+async def test_a_snapshot_is_written_again_while_the_index_still_has_it(queue: Spool, tmp_path: Path) -> None:
+    meta = disk_directories(queue.settings)[1]
     async with queue:
         await mixed(queue.store)
         stored = await deliveries_in(queue.store)
-        await until(lambda: any(snapshots.glob("*/end")))
-    monkeypatch.undo()
-    flip(max(snapshots.glob("*/end")).with_name("000001"), 30)
+    async with opened_engine(queue.all_settings, {}, writes=True) as engine:
+        assert isinstance(engine, ObjectEngine)
+        keeper = engine.keeper(0)
+        await keeper.enter("writer", mark="")
+        await keeper.compact()
+        await keeper.leave()
+        await keeper.close()
+    (piece,) = (meta / "nodes/0/snapshot").glob("*/000001")
+    flip(piece, 30)
     _, findings = await checked(queue, tmp_path)
     assert findings.counts == {DamageKind.UNREADABLE: 1}
     done, _ = await repaired(queue)
