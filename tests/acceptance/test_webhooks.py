@@ -332,5 +332,7 @@ def test_workers_sign_with_all_keys_and_post_to_no_private_address_unless_allowe
         assert (rows["hook"]["state"], rows["hook"]["queued"], rows["hook"]["delivered"]) == ("ok", 0, 8)
         assert (rows["inner"]["state"], rows["inner"]["queued"]) == ("failing", 8)
         assert zonerelay(relay, "webhook", "replay", "inner").out == "8\n"
+        zonerelay.found(relay, "bob@example.com", "--outcome", "delivered", count=4)
+        assert zonerelay(relay, "webhook", "replay", "inner", "--since", "1h").out == "16\n"
         assert zonerelay(relay, "queue", "list", "--json").rows == []
     assert not [post for post in receiver.posts if post.path == "/inner"]

@@ -365,6 +365,17 @@ def test_turns_that_bind_nobody_are_forgotten() -> None:
     assert not calendar.turns
 
 
+def test_a_request_for_many_destinations_goes_through_all_calendars_once(
+    ledger: ZoneLimits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgotten: list[authority.Calendar] = []
+    monkeypatch.setattr(authority.Calendar, "forget", lambda calendar, _: forgotten.append(calendar))
+    asks = tuple(TurnRequest(f"s{number}", "", 1.0, 0.0, 1) for number in range(100))
+    for now in (0.0, 0.1):
+        ledger.exchange("one", LimitRequest(ZONE, turns=asks), now)
+    assert len(forgotten) == 100
+
+
 def test_a_turn_that_is_given_back_goes_to_whoever_asks_next(ledger: ZoneLimits) -> None:
     ask = TurnRequest("a", "", 1.0, 0.5, 3)
     (first,) = ledger.exchange("one", LimitRequest(ZONE, turns=(ask,)), 0.0)[0].turns

@@ -678,6 +678,8 @@ class ZoneLimits:
             self._withdraw(site, at)
         for ask, moments in request.known_turns:
             self._declare(ask, moments)
+        if request.turns:
+            self._forget(now)  # once, not for each of thousands of destinations
         turns = tuple(self._turns(ask, now) for ask in request.turns)
         declared = None if request.everything else ((each.site, each.destination) for each in request.claims)
         owners = len(allocator.owners)
@@ -707,10 +709,12 @@ class ZoneLimits:
             if not self._calendar(name).has(at, destination):
                 self._add(ask, at)
 
-    def _turns(self, ask: TurnRequest, now: float) -> tuple[float, ...]:
+    def _forget(self, now: float) -> None:
         for calendar in self.calendars.values():
             calendar.forget(now)
         self.calendars = {site: calendar for site, calendar in self.calendars.items() if calendar.turns}
+
+    def _turns(self, ask: TurnRequest, now: float) -> tuple[float, ...]:
         found: list[float] = []
         at = now + ask.after
         while len(found) < min(ask.count, MAX_TURNS):
@@ -740,9 +744,10 @@ class ZoneLimits:
         """Withdraw a turn. That of the zone stays if another site has a turn at this moment too."""
         if site in self.calendars:
             self.calendars[site].remove(at)
+        if ZONE not in self.calendars:
+            return
         sites = (calendar for name, calendar in self.calendars.items() if name != ZONE)
-        is_shared = any(turn.at == at for calendar in sites for turn in calendar.turns)
-        if ZONE in self.calendars and not is_shared:
+        if not any(turn.at == at for calendar in sites for turn in calendar.turns):
             self.calendars[ZONE].remove(at)
 
     def _calendar(self, name: str) -> Calendar:

@@ -343,7 +343,6 @@ class Webhooks:
                     for source, event in events[start : start + AT_ONCE]
                 ]
                 await self.store.settle(submits)
-            return courier.retry() + len(events)
         return courier.retry()
 
     def _again(
