@@ -3,7 +3,9 @@
 import asyncio
 import hashlib
 import smtplib
+import socket
 import ssl
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,9 +21,12 @@ from tests.support.relay import Running, relay_with, settings
 from tests.support.tls_client import trusting
 from zonerelay.config import settings as tables
 from zonerelay.config.settings import AuthSettings, ListenerAuth, ListenerSettings, ListenerTls
+from zonerelay.inbound.cleanup.submit import Principal, Rejection, SubmitCall, SubmittedEnvelope
 from zonerelay.inbound.listen import listeners
 from zonerelay.inbound.listen.listener import Listener
 from zonerelay.inbound.state.context import AskedPolicy
+from zonerelay.model.envelope import Mailbox
+from zonerelay.smtp.server.params import MailCommand
 
 MESSAGE = b"From: app@example.org\r\nSubject: x\r\n\r\nhello\r\n"
 
@@ -260,6 +265,9 @@ def policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "    async def rcpt(self, event): return refuse(551, '7.1', 'New')\n"
         "class Broken(Old):\n"
         "    def __init__(self, context): raise ValueError('policy_file has to be there')\n"
+        "closed = []\n"
+        "class Closing(Old):\n"
+        "    def close(self): closed.append('closed')\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     return "policies_of_reload"
@@ -314,6 +322,23 @@ async def test_a_new_listener_that_cannot_start_does_not_disturb_the_others(tmp_
         for address in (first.address, third.address):
             async with session(address) as client:
                 await client.send()
+
+
+async def test_without_a_listener_that_could_start_mail_is_refused_for_now_and_its_policy_is_closed(
+    policies: str, tmp_path: Path
+) -> None:
+    first = listener()
+    with socket.create_server((LOOPBACK, 0)) as taken:
+        second = replace(first, address=f"{LOOPBACK}:{taken.getsockname()[1]}", policy=f"{policies}:Closing")
+        async with relay_with(chosen(tmp_path, first)) as running:
+            await reload(running, listener=(second,))
+            assert running.worker.addresses() == []
+            assert vars(sys.modules[policies])["closed"] == ["closed"]
+            principal = Principal(protocol="TEST", may_relay=True)
+            envelope = SubmittedEnvelope(MailCommand(Mailbox("a@example.org")), ())
+            refused = await running.worker.listeners.submit(SubmitCall(principal, envelope), [b""])
+            assert isinstance(refused, Rejection)
+            assert refused.reply.is_transient
 
 
 async def test_two_reloads_at_once_are_one_after_the_other(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ from zonerelay.telemetry.events.events import Events
 if TYPE_CHECKING:
     from zonerelay.inbound.tls.certificates import Certificates
 
+_NO_LISTENER = Rejection(Reason.SHUTDOWN, Reply(421, "3.2", "No listener accepts mail now"))
 LOOK_EVERY = 10.0  # seconds between checks whether a replaced policy is still in use
 
 
@@ -188,6 +189,8 @@ class Listeners:
 
     async def submit(self, call: SubmitCall, pieces: Pieces) -> Acceptance | Rejection:
         """Submit a message by the rules of the first listener (see `Submit`)."""
+        if not self._kept:  # a reload has replaced them by others that could not start
+            return _NO_LISTENER
         first = next((each for each in self._kept if each.settings.address == self._first), self._kept[0])
         return await first.submissions.submit(call, pieces)
 
@@ -228,10 +231,15 @@ class Listeners:
         for each in wanted.values():
             try:
                 kept = self._build(each)
+            except ValueError as error:
+                problems.append(str(error))
+                continue
+            try:
                 await kept.start()
                 self._kept.append(kept)
-            except (ListenError, ValueError) as error:
+            except ListenError as error:
                 problems.append(str(error))
+                await _close(kept.context.policy)
         self._first = settings.listener[0].address
         for problem in problems:
             self.events.lifecycle("reload-incomplete", problem=problem)
