@@ -139,6 +139,12 @@ REFUSED = {
     "an address in a domain": "To: j@bücher.example\r\n\r\n".encode(),
     "an identifier": "Message-ID: <ü@x.example>\r\n\r\n".encode(),
     "a group": "To: Bücher: a@x.example;\r\n\r\n".encode(),
+    "a boundary in sections and whole": message(
+        b"\xff\r\n", "Content-Type: multipart/mixed; boundary*=us-ascii''a; boundary*0=b\r\n"
+    ),
+    "parameters that take half an hour": message(
+        b"\xff\r\n", f'Content-Type: multipart/mixed; a="{";" * 1_000_000}\r\n'
+    ),
     "a header without an end": b"X: " + b"x" * 1_100_000,
 }
 

@@ -23,11 +23,12 @@ A field in ASCII keeps every byte. Text that is not UTF-8 keeps its bytes, under
 
 import binascii
 import codecs
-import email
 import re
 import urllib.parse
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from email.message import Message
+from email.parser import BytesHeaderParser
 
 import msgspec
 
@@ -172,6 +173,8 @@ MAX_HEADER = 1024 * 1024
 """Octets of the header section of a part. A longer one is not converted."""
 MAX_PARTS = 1000
 """Header sections, of which each is parsed. A message with more is not converted."""
+MAX_PARAMETERS = 100
+"""Semicolons of a media type, for each of which the library reads all that is before it."""
 MAX_DEPTH = 64
 """Parts within parts. RFC 2046 knows no limit; what is deeper is not converted."""
 _FRAGMENT = 16 * 1024
@@ -284,6 +287,8 @@ class _PartWalker(ABC):
     def _level(self, line: bytes) -> tuple[int, bool] | None:
         """Return which multipart the delimiter belongs to, and whether it ends it."""
         plain = line.rstrip()
+        if plain not in self._delimiters and plain.removesuffix(b"--") not in self._delimiters:
+            return None
         for level in range(len(self._delimiters) - 1, -1, -1):
             delimiter = self._delimiters[level]
             if plain == delimiter or plain == delimiter + b"--":
@@ -307,10 +312,10 @@ class _PartWalker(ABC):
         self._parts += 1
         if self._parts > MAX_PARTS:
             raise NotConvertibleError("it has too many parts")
-        fields = email.message_from_bytes(block)
+        fields = BytesHeaderParser().parsebytes(block)
         kind, encoding = fields.get_content_type(), str(fields.get("Content-Transfer-Encoding", ""))
         encoding = encoding.partition(";")[0].strip().lower()
-        boundary = fields.get_boundary() if fields.get_content_maintype() == "multipart" else None
+        boundary = _boundary(fields) if fields.get_content_maintype() == "multipart" else None
         covered = bool(self._covered) and self._covered[-1]
         has_fields = "Content-Type" in fields
         if boundary and empty_line:
@@ -340,6 +345,15 @@ class _PartWalker(ABC):
 
     @abstractmethod
     def _ended(self, *, by_delimiter: bool) -> bytes: ...
+
+
+def _boundary(fields: Message) -> str | None:
+    if str(fields["Content-Type"]).count(";") > MAX_PARAMETERS:
+        raise NotConvertibleError("a media type has too many parameters")
+    try:
+        return fields.get_boundary()
+    except (TypeError, ValueError) as error:  # the library's, for sections of a parameter (RFC 2231 3)
+        raise NotConvertibleError("the parameters of a media type are invalid") from error
 
 
 class ConversionSurvey(_PartWalker):
