@@ -143,6 +143,13 @@ def test_events_are_stored_once_although_old_ones_cannot_be_removed(
     assert len(kept.told) == 1
 
 
+def test_a_copy_next_to_the_files_is_not_searched(kept: Kept) -> None:
+    kept.keep("first@example.com")
+    kept.file.with_name("00.old.db").write_bytes(kept.file.read_bytes())
+    assert kept.finds("first@example.com")
+    assert not kept.whys()[1:]
+
+
 def test_half_of_a_surrogate_pair_spoils_no_block(kept: Kept) -> None:
     kept.keep("half@example.com", helo="\udcff")
 

@@ -228,6 +228,8 @@ class Histories:
         if self.longest is not None:
             self.until = time.monotonic() + self.longest
         for path in sorted(self.directory.glob("[0-9][0-9]*.db")):
+            if not path.stem.isdecimal():  # a copy by hand
+                continue
             worker = int(path.stem)
             if self.worker not in (None, worker):
                 continue
