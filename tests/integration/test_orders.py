@@ -460,9 +460,10 @@ async def test_mail_of_a_next_hop_that_is_not_known_yet_has_the_row_of_the_next_
         assert (row.destination, row.suspended) == (f"{LOOPBACK}:{stage.sink.port}", 2)
 
 
-async def test_a_file_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"[{", b'[{"id": "\xff"}]'])
+async def test_a_file_that_cannot_be_read_ends_the_start(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "orders").mkdir()
-    (tmp_path / "orders" / "orders.json").write_text("[{")
+    (tmp_path / "orders" / "orders.json").write_bytes(content)
     with pytest.raises(StartError, match="suspensions of operators cannot be read"):
         async with staged(tmp_path) as stage, relay_with(stage.chosen):
             pass

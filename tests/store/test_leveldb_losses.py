@@ -373,3 +373,11 @@ async def test_unreadable_last_id_is_made_again_behind_all_that_were_given(tmp_p
     assert spool.store.last_message_id() == last
     assert spool.store.problems() == (problem,)
     await spool.store.close()
+
+
+async def test_a_note_that_is_no_text_is_told_and_stops_no_start(tmp_path: Path) -> None:
+    path = await filled(tmp_path / "spool")
+    (path / DIRECTORY).mkdir()
+    (path / DIRECTORY / "0123abcd.json").write_bytes(b'{"id": "0123abcd", "what": "\xff"}')
+    async with Spool(path) as spool:
+        assert "0123abcd.json cannot be read" in spool.store.problems()[0]

@@ -21,6 +21,7 @@ from zonerelay.model.delivery import DeliveryKey, QueueName, queue_of
 from zonerelay.store import contract
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import ClaimLostError, Finish, IdempotencyKey, Postpone, StoreError
+from zonerelay.store.keys.partition import SeenFile
 from zonerelay.store.keys.port import PAGE_ROWS, Apply, KeyReader, SharedEngine, clear
 from zonerelay.store.nodes import NodeStore
 from zonerelay.store.queue.reads import QueueReads
@@ -498,3 +499,11 @@ async def test_mail_is_found_while_its_node_is_adopted(
     else:
         assert [each.recipient for each in await nodes.deliveries_of(message_id(1))] == ["a@example.net"]
     assert not nodes.others
+
+
+def test_a_seen_file_that_is_no_text_is_refused_and_not_left_locked(tmp_path: Path) -> None:
+    path = tmp_path / "0.seen"
+    path.write_bytes(b'["\xff"]')
+    for _ in range(2):
+        with pytest.raises(contract.StoreOpenError, match="the last known state of the queue"):
+            SeenFile(path, "token")

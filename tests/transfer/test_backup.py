@@ -122,6 +122,8 @@ def test_the_mail_of_the_hundredth_spool_is_restored_too(tmp_path: Path) -> None
     (backup / "backup.json").write_text(json.dumps(sheet))
     assert spool(other, "restore", str(backup)) == 0
     assert asyncio.run(restored()) == 1
+    (backup / "backup.json").write_bytes(b'{"hostname": "\xff"}')
+    assert spool(other, "restore", str(backup)) == 2
 
 
 async def _fill(path: Path) -> None:

@@ -246,6 +246,7 @@ EDITS = {
     "a stranger's recipient": ('"recipient": "c@', '"recipient": "z@', "not in its envelope"),
     "another id": (f'"id": "{message_id(1)}"', f'"id": "{message_id(3)}"', "differs from its file name"),
     "no JSON": ("{", "[", "not an exported"),
+    "deep lists": ('"format": 1', f'"x": {"[" * 10_000}{"]" * 10_000}, "format": 1', "not an exported"),
 }
 
 

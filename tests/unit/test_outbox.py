@@ -31,7 +31,7 @@ from zonerelay.outbox.rows import claims
 from zonerelay.outbox.rows.claims import ClaimWindow, OutboxReader, OutboxWriter
 from zonerelay.outbox.rows.mailboxes import Mailbox as OutboxMailbox
 from zonerelay.outbox.rows.mailboxes import Mailboxes
-from zonerelay.outbox.rows.row import FAILED, PROCESSING, QUEUED, SENT, Row
+from zonerelay.outbox.rows.row import FAILED, PROCESSING, QUEUED, SENT, Row, read_states
 from zonerelay.outbox.store import OutboxStore
 from zonerelay.store.postgres.driver import DatabaseAccess, StatementRejectedError
 from zonerelay.telemetry.logs.redact import Redactor
@@ -547,3 +547,7 @@ def test_nothing_is_forgotten_whatever_comes_and_goes() -> None:
         assert not any(not count[each] for each in held.full())
     assert held.queues == {each for each, left in count.items() if left}
     assert sum(count.values()) <= claims.MOST + claims.RESERVE
+
+
+def test_states_that_are_nested_too_deeply_are_not_of_a_relay() -> None:
+    assert read_states(f'{{"a@example.net": {{"x": {"[" * 10_000}{"]" * 10_000}}}}}') == {}

@@ -136,7 +136,7 @@ def decode(name: str, raw: bytes) -> tuple[Message, tuple[Delivery, ...]]:
         description = msgspec.json.decode(raw, type=MessageDescription)
         named = [each | {"queue": _queue(str(each.get("queue")))} for each in description.deliveries]
         deliveries = msgspec.convert(named, tuple[Delivery, ...])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"is not an exported zonerelay message: {error}") from error
     _check(name, description.message, deliveries)
     return description.message, deliveries

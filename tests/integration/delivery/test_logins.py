@@ -21,10 +21,10 @@ from tests.support.oauth import TokenServer
 from tests.support.ports import free_ports
 from tests.support.smarthost import LoginBed, Smarthost
 from tests.support.waiting import until
-from zonerelay.config.credentials.secrets import read_secret
+from zonerelay.config.credentials.secrets import SecretError, read_secret
 from zonerelay.config.settings import CredentialSettings, OauthGrant, SaslMechanismName, TlsMode, ZoneSettings
 from zonerelay.delivery.auth import accounts
-from zonerelay.delivery.auth.accounts import FIRST_PAUSE, SHORT_PAUSES
+from zonerelay.delivery.auth.accounts import FIRST_PAUSE, SHORT_PAUSES, RefreshTokenFiles
 from zonerelay.model.reply import Scope, Verdict
 from zonerelay.routing.destinations.route import TlsDemand
 
@@ -726,3 +726,9 @@ async def test_a_closed_relay_leaves_no_request_behind(cloud: Cloud) -> None:
     await asyncio.wait_for(bed.logins.close(), 1.0)
     sending.cancel()
     await asyncio.gather(sending, return_exceptions=True)
+
+
+def test_a_kept_refresh_token_that_is_no_text_is_told(tmp_path: Path) -> None:
+    (tmp_path / "cloud.json").write_bytes(b'{"replaces": "\xff"}')
+    with pytest.raises(SecretError, match="the file is damaged"):
+        RefreshTokenFiles(tmp_path).current("cloud", "token")

@@ -384,7 +384,8 @@ def restore(arguments: Namespace) -> int:
 
 def _checked(source: Path) -> BackupDescription:
     """Return the description of a backup. Raise CliError unless every file exists and is unchanged."""
-    with refused(OSError, msgspec.MsgspecError, before=f"{source} is not a zonerelay backup: ", status=USAGE):
+    no_backup = (OSError, UnicodeDecodeError, RecursionError, msgspec.MsgspecError)
+    with refused(*no_backup, before=f"{source} is not a zonerelay backup: ", status=USAGE):
         raw = (source / _DESCRIPTION).read_bytes()
         if (version := msgspec.json.decode(raw, type=dict[str, object]).get("format")) != FORMAT:
             raise CliError(f"{source} has format {version}; this release supports {FORMAT}", USAGE)

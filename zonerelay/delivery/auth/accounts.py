@@ -192,7 +192,7 @@ class RefreshTokenFiles:
             kept = msgspec.json.decode(path.read_bytes(), type=_KeptToken)
         except (FileNotFoundError, NotADirectoryError):
             return original
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
             reason = error.strerror if isinstance(error, OSError) else "the file is damaged"
             raise SecretError(
                 f"{path} cannot be read: {reason}; remove it to start with the configured token"

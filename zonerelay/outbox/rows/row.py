@@ -88,7 +88,7 @@ def read_states(json: str | None) -> _States:
     """
     try:
         return msgspec.json.decode(json, type=_States) if json else {}
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return {}
 
 

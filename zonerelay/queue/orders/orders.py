@@ -72,7 +72,7 @@ class OrdersFile:
             return msgspec.json.decode(self.path.read_bytes(), type=list[Order])
         except FileNotFoundError:
             return list(missing)
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise OrdersError(
                 f"the suspensions of operators cannot be read: {self.path}: {why}. Restore the file from a "

@@ -84,7 +84,7 @@ class SeenFile:
         except BlockingIOError as error:
             os.close(self._file)
             raise port.NodeTakenError(f"{path} is in use by another process of this machine") from error
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
             os.close(self._file)
             raise contract.StoreOpenError(
                 f"{path} cannot be read: {error}. It contains the last known state of the queue; remove it "

@@ -132,7 +132,7 @@ class Losses:
         for path in sorted(self.directory.glob("*.json")):
             try:
                 yield msgspec.json.decode(path.read_bytes(), type=Loss)
-            except (OSError, msgspec.MsgspecError) as error:
+            except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
                 yield Loss(id=path.stem, what=f"the note {path} cannot be read: {error}")
 
     def _make_room(self) -> bool:
