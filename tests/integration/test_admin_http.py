@@ -289,6 +289,42 @@ async def test_silent_clients_lock_nobody_out_of_tls(tmp_path: Path) -> None:
             writer.close()
 
 
+@pytest.mark.parametrize("tls", [False, True])
+async def test_many_silent_clients_at_once_are_not_more_than_the_limit(tls: bool, tmp_path: Path) -> None:
+    """Each new client ended the oldest one, which had been told to end by the one before."""
+    certificate, key = make("relay.example", serial=1).write(tmp_path, "admin")
+    files: dict[str, Any] = {"certificate": certificate, "key": key} if tls else {}
+    async with Site(**files) as site:
+        assert await shown(site) if tls else (await site.get("/healthz")).status == 200  # it is loaded
+        with ExitStack() as stack:
+            clients = [
+                stack.enter_context(socket.create_connection(("127.0.0.1", site.server.port)))
+                for _ in range(MAX_CONNECTIONS)
+            ]
+            await asyncio.sleep(0.5)  # the kernel's queue has room again
+            clients += [
+                stack.enter_context(socket.create_connection(("127.0.0.1", site.server.port)))
+                for _ in range(MAX_CONNECTIONS)
+            ]
+
+            def held() -> int:
+                return sum(is_open(each) for each in clients)
+
+            await until(lambda: held() <= MAX_CONNECTIONS, seconds=5)
+            await asyncio.sleep(0.2)
+            assert held() > MAX_CONNECTIONS // 2
+
+
+def is_open(client: socket.socket) -> bool:
+    client.setblocking(False)
+    try:
+        return client.recv(1, socket.MSG_PEEK) != b""
+    except BlockingIOError:
+        return True
+    except ConnectionResetError:
+        return False
+
+
 async def test_attempts_at_an_address_in_use_do_not_log_the_certificate(site: Site, tmp_path: Path) -> None:
     certificate, key = make("relay.example", serial=1).write(tmp_path, "admin")
     second = Site(address=f"127.0.0.1:{site.server.port}", certificate=certificate, key=key)

@@ -102,7 +102,7 @@ class HttpServer:
         )
         self._operators: dict[Connection, RequestIdentity] = {}
         """The connections of operators, each with its current or last request."""
-        self._coming: dict[asyncio.Task[None], socket.socket] = {}
+        self._coming: dict[asyncio.Task[None], None] = {}
         """The connections that aiohttp does not know yet, during their TLS handshakes; the oldest first."""
         self._listener: socket.socket | None = None
         self._pause: asyncio.TimerHandle | None = None
@@ -140,17 +140,19 @@ class HttpServer:
             return
         client.setblocking(False)
         strangers = [each for each in self._alive() if each not in self._operators]
-        if len(strangers) + len(self._coming) >= MAX_CONNECTIONS:
-            if strangers:
-                _abort(strangers[0])
-            else:
-                next(iter(self._coming)).cancel()
+        # Those that were told to end before, and have not yet, are the oldest strangers.
+        excess = max(len(strangers) + len(self._coming) + 1 - MAX_CONNECTIONS, 0)
+        for each in strangers[:excess]:
+            _abort(each)
+        for oldest in list(self._coming)[: max(excess - len(strangers), 0)]:
+            del self._coming[oldest]
+            oldest.cancel()
         coming = loop.create_task(self._connect(client))
-        self._coming[coming] = client
-        coming.add_done_callback(self._came)
+        self._coming[coming] = None
+        coming.add_done_callback(partial(self._came, client))
 
-    def _came(self, coming: asyncio.Task[None]) -> None:
-        client = self._coming.pop(coming)
+    def _came(self, client: socket.socket, coming: asyncio.Task[None]) -> None:
+        self._coming.pop(coming, None)
         if coming.cancelled():
             client.close()
 
