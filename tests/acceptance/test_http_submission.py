@@ -200,8 +200,11 @@ def test_what_is_wrong_is_pointed_at(relay: RelayProcess, app: Api, operator: Ap
     assert refused.code == (422, "refused")
     assert pointers(refused) == ["/to/1", "/to/2"]
     assert refused.json["smtp_reply"].startswith("5")
-    partial = posted(to=["a@example.net", "no1@example.net"], bcc=[], partial=True)
-    assert [each["state"] for each in partial.json["recipients"]] == ["queued", "refused"]
+    partial = posted(to=["no1@example.net", "a@example.net"], bcc=[], partial=True)
+    queued, refused = partial.json["recipients"]
+    assert (queued["state"], refused["state"]) == ("queued", "refused")
+    (now,) = app.get(f"/v1/messages/{partial.json['id']}")["recipients"]
+    assert (now["address"], now["index"]) == (queued["address"], queued["index"])
     assert told_of(operator, partial.json)["recipients_accepted"] == 1
     assert posted(to=["no1@example.net"], bcc=[], partial=True).code == (422, "refused")
     assert post(app, b"{").code == (400, "malformed")
@@ -670,6 +673,9 @@ def test_a_small_compressed_body_is_as_large_as_what_is_in_it(app: Api) -> None:
     body = gzip.compress(json.dumps({**MESSAGE, "text": "x" * (MAX_TEXT + 1)}).encode())
     assert len(body) < LONG
     assert post(app, body, Content_Encoding="gzip").code == (413, "too_large")
+    for kind in ("application/json", "message/rfc822", "multipart/form-data; boundary=b"):
+        garbled = post(app, b"no gzip", Content_Encoding="gzip", Content_Type=kind)
+        assert garbled.code == (400, "malformed")
 
 
 def test_what_was_answered_with_202_survives_every_kill(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from zonerelay.admin.requests import VISIT, RequestIdentity
 from zonerelay.admin.submission import body as module
 from zonerelay.admin.submission.batch import MAX_OUTPUT, MAX_TAGS, substituted
 from zonerelay.admin.submission.body import JsonBody, StoredBase64
+from zonerelay.admin.submission.drafts import Submission
 from zonerelay.admin.submission.verbs import SUBMISSION, RawQuery, problem_of
 from zonerelay.admin.submission.zonemta import submission_of
 from zonerelay.config.credentials.identities import Token
@@ -197,6 +198,13 @@ def test_zonemtas_headers_are_an_object_or_a_list(headers: object) -> None:
     with pytest.raises(ApiError) as refused:
         submission_of(document, JsonBody(10**6, Path("/nonexistent")))
     assert refused.value.body.errors[0].pointer == "/headers"
+
+
+@pytest.mark.parametrize("rest", [b"", b"} x", b', "x": 1e400}'])
+def test_a_wrong_member_of_what_is_not_json_is_the_clients_error(rest: bytes) -> None:
+    with pytest.raises(ApiError) as refused:
+        decoded(b'{"from": 5' + rest, Submission, "the body")
+    assert refused.value.body.code == "malformed"
 
 
 def test_a_member_that_occurs_twice_is_found_among_many() -> None:

@@ -124,11 +124,12 @@ def decoded(data: bytes | bytearray, of: Any, what: str) -> Any:
     twice, because readers would use different ones.
     """
     try:
-        found = msgspec.json.decode(data, type=of)
+        try:
+            found = msgspec.json.decode(data, type=of)
+        except msgspec.ValidationError as error:
+            raise invalid(error, what, msgspec.json.decode(data), of) from error
         if pointer := _twice_in(_MEMBERS.decode(data.decode())):
             raise wrong(pointer, f"the member {pointer.rpartition('/')[2]} appears twice")
-    except msgspec.ValidationError as error:
-        raise invalid(error, what, msgspec.json.decode(data), of) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise malformed(error) from error
     return found

@@ -128,6 +128,8 @@ async def answered(request: web.Request, handler: Handler, on_error: OnError) ->
         return await handler(request)
     except ApiError as error:
         return error.response()
+    except web.RequestPayloadError:
+        return ApiError(400, "malformed", "the body is not encoded as the header says").response()
     except web.HTTPException as error:
         allowed = error.headers.get("Allow")
         return plain(error.status, error.reason.lower(), {"Allow": allowed} if allowed else {})

@@ -409,7 +409,8 @@ async def _submitted_as(
             state="refused" if each in result.refused else "queued",
             reply=result.refused.get(each, ""),
         )
-        for index, each in enumerate(sending.pointers)
+        # Refused ones come last: the message does not have them, and its later states count without them.
+        for index, each in enumerate(sorted(sending.pointers, key=result.refused.__contains__))
     )
     message_id = result.message_id or sending.message_id
     return AcceptedMessage(id=result.id, message_id=message_id, recipients=tuple(states))
