@@ -3,11 +3,12 @@
 import asyncio
 import gc
 import socket
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import pytest
 
-from tests.integration.delivery.conftest import TO_THE_BODY, Bed, talk
+from tests.integration.delivery.conftest import TO_THE_BODY, Bed, says, talk
 from tests.support.mail import ZONE, Bodies, Names, make_batch, make_message, route_to
 from tests.support.peer import Handler
 from tests.support.sink import Sink
@@ -15,6 +16,7 @@ from tests.support.sink_conversation import Manners
 from tests.support.waiting import until
 from zonerelay.config.settings import DeliverySettings, TlsMode
 from zonerelay.delivery.batch.courier import SmtpCourier
+from zonerelay.model.envelope import MessageId
 from zonerelay.model.reply import Scope, Verdict
 from zonerelay.routing.destinations.route import Batch
 
@@ -238,6 +240,28 @@ async def test_cancelled_delivery_leaves_no_connection(bed: Bed, at: str) -> Non
         await task
     await until(lambda: courier.pool.open_connections("default") == 0)
     assert bodies.open_now == 0
+
+
+async def test_a_stop_while_the_body_is_closed_loses_no_outcome(bed: Bed) -> None:
+    """What some recipients had already got would be sent to them again."""
+
+    class ReadsAhead(Bodies):
+        async def read(self, message_id: MessageId) -> AsyncGenerator[bytes, None]:
+            try:
+                async for piece in super().read(message_id):
+                    yield piece
+            finally:
+                closing.set()
+                await asyncio.sleep(0.05)
+
+    closing = asyncio.Event()
+    sink = await bed.sink(script=says(MAIL="550 no"))
+    bodies = ReadsAhead(b"x\r\n" * 100_000)
+    task = asyncio.create_task(bed.send(sink.port, courier=bed.courier(bodies), body=bodies.body))
+    await closing.wait()
+    task.cancel()
+    [outcome] = await task
+    assert outcome.verdict is Verdict.BOUNCED
 
 
 @pytest.mark.parametrize("at", HANGING)

@@ -62,6 +62,7 @@ from zonerelay.model.bounded import ExpiringSet
 from zonerelay.model.clock import Clock
 from zonerelay.model.delivery import DeliveryKey
 from zonerelay.model.reply import TLS_REQUIRED, Outcome, Reply, Scope, Verdict
+from zonerelay.process.tasks import ended
 from zonerelay.routing.destinations.route import Batch, MxHost
 from zonerelay.routing.dns.answers import Addresses
 from zonerelay.routing.dns.resolver import Resolver
@@ -185,7 +186,7 @@ class SmtpCourier:
         finally:
             self._carried.discard(state)
             if not state.body.whole:
-                await state.body.close()
+                await ended(asyncio.create_task(state.body.close()))  # a stop loses no outcome here
         outcomes = state.outcomes(_NO_HOST)
         if state.address_blamed and self.sources.another_left(state.terms, state.unfit):
             outcomes = [from_elsewhere(outcome) for outcome in outcomes]
