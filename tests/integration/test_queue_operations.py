@@ -322,6 +322,31 @@ async def test_a_hold_and_its_release_do_not_shorten_the_senders_own(queue: Queu
     assert not queue.courier.batches
 
 
+async def test_a_bounce_that_fails_gives_nothing_back_while_other_mail_bounces(queue: Queue) -> None:
+    first, second = [await put_off(queue, recipient) for recipient in ("a@example.com", "b@example.com")]
+    settle, message, goes_on = queue.verbs.settler.settle, queue.verbs._message, asyncio.Event()
+
+    async def slow(*given: Any) -> None:  # Any: what settle takes
+        await goes_on.wait()
+        await settle(*given)
+
+    async def unreadable(message_id: MessageId) -> object:
+        if message_id == second:
+            raise StoreError("the disk is broken")
+        return await message(message_id)
+
+    with patch.object(queue.verbs.settler, "settle", slow), patch.object(queue.verbs, "_message", unreadable):
+        bounce = asyncio.create_task(queue.verbs.bounce(ALL, "gone"))
+        await asyncio.sleep(0.02)
+        assert not bounce.done()
+        goes_on.set()
+        with pytest.raises(StoreError, match="broken"):
+            await bounce
+    left = {each.message_id for each in await queue.stored()}
+    assert second in left
+    assert first not in left
+
+
 async def test_held_back_mail_can_be_bounced_and_is_reported(queue: Queue) -> None:
     await held_back(queue)
     assert await queue.verbs.bounce(ALL, "not wanted any more") == ChangeCounts(matched=1, changed=1, busy=0)

@@ -714,7 +714,12 @@ class Operations:
             some = groups[start : start + TOGETHER]
             # The settler keeps an outcome until it can be stored. An operator gets an error now instead.
             await self.store.probe()
-            bounced += sum(await asyncio.gather(*(self._bounce_message(group, outcome) for group in some)))
+            work = (self._bounce_message(group, outcome) for group in some)
+            # If one fails, the others end first: what was given back would be attempted while it bounces.
+            for result in await asyncio.gather(*work, return_exceptions=True):
+                if isinstance(result, BaseException):
+                    raise result
+                bounced += result
         return bounced
 
     async def _bounce_message(self, keys: Sequence[DeliveryKey], outcome: Outcome) -> int:
