@@ -425,6 +425,23 @@ async def test_a_closed_pipe_ends_quietly(shell: Shell) -> None:
     assert await process.wait() == 141
 
 
+@pytest.mark.parametrize(
+    ("words", "streams", "status", "said"),
+    [
+        ("version", ">/dev/full", 1, "No space left on device"),
+        ("version", ">&-", 0, ""),
+        ("user add bob --file /none/users", "<&-", 2, "standard input is not a terminal"),
+    ],
+)
+async def test_streams_that_take_nothing_are_no_traceback(
+    words: str, streams: str, status: int, said: str
+) -> None:
+    command = ("sh", "-c", f'exec "$@" {streams}', "sh", sys.executable, "-c", PROGRAM, *words.split())
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    _, err = await asyncio.wait_for(process.communicate(), 30)
+    assert (process.returncode, said in err.decode(), err.count(b"\n")) == (status, True, bool(said))
+
+
 @pytest.mark.parametrize("words", [("suspend", "--all", "--reason", "x"), ("resume", "--all")], ids=" ".join)
 async def test_ctrl_c_leaves_no_half_of_a_suspension(shell: Shell, words: tuple[str, ...]) -> None:
     command = (sys.executable, "-c", PROGRAM, *words, "--config", str(shell.relay.config))

@@ -5,6 +5,7 @@ Commands are imported when they run: `zonerelay queue list` must respond at once
 not load code for printing tables into a daemon.
 """
 
+import errno
 import gc
 import os
 import sys
@@ -25,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from zonerelay.sendmail import main as sendmail
 
         return sendmail(words[1:])
+    _keep_standard_streams()
     # imports create few reference cycles, and collecting them takes a tenth of the start-up time
     gc.set_threshold(50_000)
     try:
@@ -46,6 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader has closed the pipe. Python would report the error again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        complain(f"{error.filename or 'the output'} cannot be written: {error.strerror}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # as for the pipe
+        status = FAILED
     return status
 
 
@@ -53,7 +61,6 @@ def serve(arguments: Namespace) -> int:
     from zonerelay import serve
     from zonerelay.cli.relay import config_path
 
-    _keep_standard_streams()
     config = config_path(arguments.config)
     if arguments.command == "worker":
         return serve.run_worker(config, arguments.index, drains_spool=arguments.drains_spool)
@@ -87,6 +94,6 @@ def _keep_standard_streams() -> None:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STANDARD_ERROR:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
-    for name, number in (("stdout", STANDARD_ERROR - 1), ("stderr", STANDARD_ERROR)):
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115 - as long as the process
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 - as long as the process
