@@ -55,6 +55,12 @@ channel.send(b"STOPPING=1")
 time.sleep(0.3)
 channel.send(b"EMPTY=1")
 """
+TORN = """
+import os, socket
+channel = socket.socket(fileno=int(os.environ["ZONERELAY_CHANNEL"]))
+channel.send(b"READY=1")
+channel.send(b'METRICS="rest of a list"}]')
+"""
 
 
 def launch_of(program: str) -> Launch:
@@ -129,6 +135,15 @@ async def test_one_that_is_wanted_again_in_the_moment_of_its_end_is_counted() ->
         policy.ended(1.0, finished=drains)
     (total,) = relay.totals.families()
     assert total.samples[0][2] == 15.0
+
+
+async def test_one_whose_last_metrics_have_lost_a_packet_is_started_again() -> None:
+    errors: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
+    async with supervised(TORN) as relay:
+        relay.employ(1)
+        await until(lambda: relay.members[0].policy.starts > 1)
+    assert errors == []
 
 
 async def test_an_heir_with_an_empty_spool_is_over() -> None:

@@ -292,7 +292,10 @@ class Workers:
 
     def _last_metrics(self, member: SupervisedWorker, text: str) -> None:
         text, member.metrics = member.metrics + text, ""
-        families = msgspec.json.decode(text, type=tuple[Family, ...])
+        try:
+            families = msgspec.json.decode(text, type=tuple[Family, ...])
+        except msgspec.DecodeError:  # a packet was lost, so those of the last scrape stay
+            return
         self.totals.take(member.index, member.policy.starts, families)
         # The reply to a scrape in progress has lower values.
         self.totals.bury(member.index, member.policy.starts)
