@@ -47,7 +47,7 @@ BEAT = 0.25
 QUIET_BEATS = 60
 """The number of beats after which a quiet event stream sends a comment."""
 STALL = 600.0
-"""Seconds in which a client must read some of its stream. They are many for `zonerelay queue list | less`."""
+"""Seconds within which a client must read some of its stream. `zonerelay queue list | less` reads slowly."""
 
 VISIT: "ContextVar[RequestIdentity]" = ContextVar("visit")
 """The visit of the request that the current task answers."""

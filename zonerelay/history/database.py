@@ -228,7 +228,7 @@ def forget(database: sqlite3.Connection, values: Sequence[str], instead: str) ->
     The old values are overwritten with zeros on disk, too, once SQLite's log has been written to the file.
     """
     database.execute("PRAGMA secure_delete = ON")
-    database.create_function("lower", 1, str.lower)  # that of SQLite knows ASCII only
+    database.create_function("lower", 1, str.lower)  # SQLite's own function changes ASCII only
     found_in = re.compile("|".join(map(re.escape, values)), re.IGNORECASE)
     patterns = [json.dumps(value, ensure_ascii=False)[1:-1].lower() for value in values]
     where = " OR ".join(["instr(lower(events), ?)"] * len(patterns))

@@ -181,7 +181,7 @@ class DropDirectory:
             found.waiting = before | found.waiting
             found.is_whole = False
         found.is_whole &= not found.waiting
-        # At once: until then, `problems` tells what waited before this pass.
+        # Replaced at once: until then, `problems` shows what waited before this pass.
         self._waiting = found.waiting
         self._refused = found.set_aside + len(found.refused)
         return found

@@ -174,7 +174,7 @@ MAX_HEADER = 1024 * 1024
 MAX_PARTS = 1000
 """Header sections, of which each is parsed. A message with more is not converted."""
 MAX_PARAMETERS = 100
-"""Semicolons of a media type, for each of which the library reads all that is before it."""
+"""The maximum number of semicolons in a media type. For each one, the library reads everything before it."""
 MAX_DEPTH = 64
 """Parts within parts. RFC 2046 knows no limit; what is deeper is not converted."""
 _FRAGMENT = 16 * 1024

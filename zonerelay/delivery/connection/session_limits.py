@@ -156,7 +156,7 @@ MOST_IN_VAIN = 8
 """The number of refusals of one command at one address that are retried in vain, per `ABOUT_MAIL_FOR`."""
 
 MAX_REMEMBERED = 10_000
-"""Addresses, and refusals. The oldest is forgotten first."""
+"""The maximum number of addresses, and of refusals. The oldest ones are forgotten first."""
 
 MAX_TEXT = 200
 """Characters of a reply that are compared."""

@@ -329,7 +329,7 @@ class Orders:
     async def _edit(self, change: _Change, *, release: bool = True) -> None:
         async with self._lock:
             try:
-                # It is known only afterwards whether a file can be written that could not.
+                # Only a write shows whether the file can be written again.
                 rewrite = bool(self._unwritten)
                 put = partial(self._file.change, change, self.clock.now(), self._all, rewrite=rewrite)
                 orders = await FILES.run(put)

@@ -281,7 +281,9 @@ MAX_CHANGES = 250
 event loop.
 """
 HURRY = 250
-"""Deliveries on their way from which lazy changes do not wait for others, or `room` would be used up."""
+"""The number of deliveries without a durable outcome from which lazy changes no longer wait for others.
+Otherwise `room` would be used up.
+"""
 SILENT = 1.0
 """Seconds without a response of the store after which no new mail is sent."""
 RETRY_FIRST = 0.5
