@@ -142,7 +142,7 @@ def test_what_readers_may_read_in_another_way_is_not_clear(text: str) -> None:
 
 LONG = [
     *("(", '"', "\\", "a,", "<", "@", ": ", "()", "<@", "<@,", '"(', '("\\', "=?a?q?", "=?a?q?x,"),
-    *("a.", "a .", "a@b "),
+    *("a.", "a .", "a@b ", "a@b . c . "),
     *("[a", "\ufffd\\", '"\ufffd\\', "\x1b$B", '"\\"', "x <a@b>,", "a@b.c <", "((", "(\\", "\udc80@"),
 ]  # fmt: skip
 

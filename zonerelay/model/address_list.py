@@ -70,7 +70,7 @@ _SEPARATES = re.compile(r'[,;<>()"]')
 
 LOCAL = r"\.*+[wq](?:\.++[wq])*+\.*+"
 """Dots anywhere, as `smtp/server/paths.py` reads them."""
-SPEC = rf"{LOCAL}@(?:w(?:\.w)*|l)"
+SPEC = rf"{LOCAL}@(?:w(?:\.w)*+|l)"
 ROUTE = "(?:@[wl.,@]*+:)?"
 # Patterns over one letter for each token. In this order: what separates elements, the name of a group, an
 # address in angle brackets, addresses without, an element that cannot be read. An address without a domain is
