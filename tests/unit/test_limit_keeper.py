@@ -5,6 +5,7 @@ import gc
 import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -353,6 +354,25 @@ def test_a_fast_line_goes_between_the_turns_of_a_slow_one() -> None:
         found.append(round(at, 3))
     assert found[:4] == [0.2, 0.4, 0.6, 0.8]
     assert found[4] == 1.2
+
+
+class _Counted(list[authority.SendTime]):
+    """Counts the items that are read."""
+
+    reads = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.reads += 1
+        return super().__getitem__(index)
+
+
+def test_thousands_of_turns_are_not_searched_for_each_new_one(ledger: ZoneLimits) -> None:
+    turns = _Counted([authority.SendTime(0.0, 0.1, authority.ZONE)])
+    ledger.calendars[authority.ZONE] = authority.Calendar(turns)
+    asks = tuple(TurnRequest(f"s{each}", "", 60.0, 0.1, 1, after=each % 7 / 10) for each in range(2000))
+    ledger.exchange("one", LimitRequest(ZONE, turns=asks), 0.0)
+    assert len(turns) == 1 + len(asks)
+    assert turns.reads < 60 * len(asks)
 
 
 def test_turns_that_bind_nobody_are_forgotten() -> None:

@@ -42,7 +42,7 @@ machines share. A `Calendar` holds the turns of the rates at one site, or of the
 """
 
 import heapq
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -599,6 +599,10 @@ class Calendar:
     def __init__(self, turns: list[SendTime] | None = None) -> None:
         self.turns = turns or []
         self._longest = max((turn.interval for turn in self.turns), default=0.0)
+        self._full: dict[float, tuple[float, float]] = {}
+        """By interval, a period that has no room for another turn, as long as none is removed. With thousands
+        of turns a search through all of them for each new one takes seconds.
+        """
 
     @property
     def binds_until(self) -> float:
@@ -606,16 +610,27 @@ class Calendar:
 
     def earliest(self, at: float, interval: float, destination: str) -> float:
         """Return the first possible send time at or after `at`."""
-        self._longest = max(self._longest, interval)
-        turns = self.turns
-        index = bisect_left(turns, at - self._longest, key=_moment)
-        while index < len(turns) and turns[index].at < at + self._longest:
+        turns, start, is_for_all = self.turns, at, True
+        since, until = self._full.get(interval, (at, at))
+        index = bisect_left(turns, at - interval, key=_moment)
+        while True:
+            if since <= at < until:
+                at = until
+                index = bisect_left(turns, at - interval, key=_moment)
+            if index == len(turns) or turns[index].at >= at + interval:
+                break
             turn = turns[index]
-            apart = interval if turn.destination == destination else min(interval, turn.interval)
-            index += 1
+            apart = min(interval, turn.interval)
+            if apart < interval and turn.destination == destination:
+                apart, is_for_all = interval, False
+            # A turn that did not delay `at` does not delay a later one, so each is checked once.
             if abs(turn.at - at) < apart - _ROUNDING:
                 at = turn.at + apart
-                index = bisect_left(turns, at - self._longest, key=_moment)
+            index += 1
+        if is_for_all and start <= until and since <= at:
+            self._full[interval] = min(start, since), max(at, until)
+        elif is_for_all and at - start > until - since:
+            self._full[interval] = start, at
         return at
 
     def add(self, at: float, interval: float, destination: str) -> None:
@@ -625,10 +640,14 @@ class Calendar:
         insort(self.turns, SendTime(at, interval, destination))
 
     def has(self, at: float, destination: str) -> bool:
-        return any(turn.at == at and turn.destination == destination for turn in self.turns)
+        return any(turn.destination == destination for turn in self.turns[self._moments(at)])
 
     def remove(self, at: float) -> None:
-        self.turns = [turn for turn in self.turns if turn.at != at]
+        del self.turns[self._moments(at)]
+        self._full.clear()
+
+    def _moments(self, at: float) -> slice:
+        return slice(bisect_left(self.turns, at, key=_moment), bisect_right(self.turns, at, key=_moment))
 
     def forget(self, now: float) -> None:
         old = bisect_left(self.turns, now - self._longest, key=_moment)
@@ -674,8 +693,7 @@ class ZoneLimits:
         if request.everything:
             allocator.keep_only(name, request.claims)
         news = allocator.settle(now, active_after=until - MAX_SILENCE)
-        for site, at in request.unused:
-            self._withdraw(site, at)
+        self._withdraw(request.unused)
         for ask, moments in request.known_turns:
             self._declare(ask, moments)
         if request.turns:
@@ -740,15 +758,16 @@ class ZoneLimits:
         if ask.zone_interval:
             self._calendar(ZONE).add(at, ask.zone_interval, ZONE)
 
-    def _withdraw(self, site: str, at: float) -> None:
-        """Withdraw a turn. That of the zone stays if another site has a turn at this moment too."""
-        if site in self.calendars:
-            self.calendars[site].remove(at)
-        if ZONE not in self.calendars:
-            return
-        sites = (calendar for name, calendar in self.calendars.items() if name != ZONE)
-        if not any(turn.at == at for calendar in sites for turn in calendar.turns):
-            self.calendars[ZONE].remove(at)
+    def _withdraw(self, unused: Collection[tuple[str, float]]) -> None:
+        """Withdraw turns. One of the zone stays if another site has a turn at this moment too."""
+        for site, at in unused:
+            if site in self.calendars:
+                self.calendars[site].remove(at)
+        if unused and ZONE in self.calendars:
+            sites = (calendar for name, calendar in self.calendars.items() if name != ZONE)
+            taken = {turn.at for calendar in sites for turn in calendar.turns}
+            for at in {at for _, at in unused} - taken:
+                self.calendars[ZONE].remove(at)
 
     def _calendar(self, name: str) -> Calendar:
         return self.calendars.setdefault(name, Calendar())
