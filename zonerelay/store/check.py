@@ -199,7 +199,7 @@ class FoundMessage(msgspec.Struct, kw_only=True):
 
     @property
     def strange(self) -> list[bytes]:
-        """The last fields of keys that no record has."""
+        """The fields at the end of the message's keys that belong to no known kind of record."""
         return [part for part in self.parts if not part.isdigit() and part not in (b"#", b"*")]
 
     @property
@@ -209,8 +209,8 @@ class FoundMessage(msgspec.Struct, kw_only=True):
 
     @property
     def surplus(self) -> int:
-        """The number of records that are there beyond the expected number. If it is negative, records are
-        missing; otherwise removals were lost.
+        """The number of open deliveries beyond the expected number. If it is negative, records are missing.
+        If it is positive, removals were lost.
         """
         expected = self.wanted if self.open is None else self.open
         return 0 if self.message is None else len(self.deliveries) + len(self.unreadable) - expected
@@ -228,7 +228,9 @@ class RecordRepair:
     def __init__(
         self, salvage: Salvage, kept: Path | None, *, carry_out: bool, takes_uploads: bool = False
     ) -> None:
-        """Create a repair. `kept` is the file of old records, or None if they are kept elsewhere."""
+        """Create a repair of one partition. `kept` is the file of old records, or None if they are kept
+        elsewhere.
+        """
         self.carry_out = carry_out
         self.takes_uploads = takes_uploads
         self._salvage = salvage
@@ -243,7 +245,7 @@ class RecordRepair:
             self._result.more_lost += 1
 
     def keep(self, old: Mapping[bytes, bytes]) -> None:
-        """Write unchanged records durably to the file. Raises OSError."""
+        """Append the old records unchanged to the repair's file and sync it. Raises OSError."""
         if not self.carry_out or not old or self._kept is None:
             return
         if self._file is None:
@@ -261,8 +263,8 @@ class RecordRepair:
             self._file.close()
 
     async def judge(self, found: FoundMessage, pieces: Callable[[], AsyncIterator[bytes]]) -> bool:
-        """Pass data that cannot be restored to the salvage, with the chunks of its body (`pieces`). Return
-        true if the message must be removed from the store.
+        """Write data that cannot be restored to the salvage directory, with the chunks of its body
+        (`pieces`). Return true if the message must be removed from the store.
 
         Raises OSError, and StoreError if the body is unreadable for a reason other than damage.
         """
@@ -347,14 +349,16 @@ class RecordRepair:
 
 
 async def compare(reader: KeyReader, findings: Findings, tell: Tell, *, octets: int = 0) -> SpoolContents:
-    """Check a partition, whose size in bytes may be passed to report progress. Raises StoreError."""
+    """Check the records of a partition and add the problems to `findings`. If the partition's size in bytes
+    is passed, it is used for the progress report. Raises StoreError.
+    """
     return await _Comparison(reader, findings, tell, octets).run()
 
 
 async def mend(reader: KeyReader, repair: RecordRepair, tell: Tell, write: Apply | None) -> SpoolContents:
-    """Repair a partition that has no other writer. Without `write` only report the changes. Return the
-    contents before the repair. Raises StoreError and OSError, after which the repairs made so far are
-    durable.
+    """Repair the records of a partition that has no other writer. Without `write` only report the changes.
+    Return the contents before the repair. Raises StoreError and OSError, after which the repairs made so far
+    are durable.
     """
     comparison = _Comparison(reader, Findings(), tell, 0)
     comparison.repair, comparison.write = repair, write
@@ -427,7 +431,7 @@ class _Comparison:
     # --- deliveries
 
     async def _note_deliveries(self) -> None:
-        """Scan the deliveries and their indexes."""
+        """Scan the deliveries and their indexes, and find the messages with possible faults."""
         async for keys in self._pages(records.DEFERRED_PREFIX, records.after(records.DEFERRED_PREFIX)):
             for key, _ in keys:
                 self._index_sum += _hash(key)
@@ -518,7 +522,7 @@ class _Comparison:
             await self._mend(self.repair, found)
 
     async def _examine(self, identity: MessageId) -> FoundMessage:
-        """Read one message and determine its faults."""
+        """Read all records of one message again and determine its faults."""
         prefix = records.message_prefix(identity)
         parts: dict[bytes, Value] = {}
         old: dict[bytes, bytes] = {}
@@ -675,7 +679,7 @@ class _Comparison:
 
 
 def _judge(found: FoundMessage, there: int) -> None:
-    """Add the faults of a message that has `there` deliveries."""
+    """Add the faults of a message for which `there` delivery records exist."""
     identity = found.identity
     exists, metadata = found.parts.get(b"#"), found.parts.get(b"*")
     sizes = {
@@ -748,7 +752,7 @@ def _sized(part: bytes, value: Value) -> Value:
 
 
 def _read(value: Value) -> bytes:
-    """Return the value, or raise its StoreCorruptError."""
+    """Return the value, or raise the StoreCorruptError that was found in its place."""
     if isinstance(value, bytes):
         return value
     raise value
@@ -780,8 +784,8 @@ def _parsed(key: bytes) -> DeliveryKey | None:
 
 
 def _hash(key: bytes) -> int:
-    """Hash a key to a number. Index entries and expected entries add up to 0; different sets do so with a
-    probability of 2^-64.
+    """Return a hash of a key as a number. Index entries and expected entries add up to 0; different sets do
+    so with a probability of 2^-64.
     """
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
 
@@ -802,7 +806,7 @@ def _counted(numbers: Iterator[int]) -> Iterator[tuple[int, int]]:
 
 
 class _SortedMessages:
-    """Messages in sorted order, each with a number."""
+    """The sorted ids of messages with possible faults, each with its number in that order."""
 
     def __init__(self, pairs: Iterator[tuple[int, int]], passed: array[int]) -> None:
         self._pairs = pairs

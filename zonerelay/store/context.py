@@ -1,4 +1,5 @@
-"""Defines the context that every store receives when it is opened, and reads secrets and drivers for it.
+"""Defines the context that every store receives when it is opened, reads its secrets, and reports missing
+drivers.
 
 On failure: StoreOpenError names the secret or the package that is missing.
 """
@@ -76,7 +77,9 @@ def secret_of(option: str, reference: str, environment: Mapping[str, str]) -> Re
 
 @contextlib.contextmanager
 def driver(extra: str, *modules: str) -> Iterator[None]:
-    """Raise StoreOpenError that names the missing package. Every other engine works without it."""
+    """Raise StoreOpenError that names the missing package if the import in the block fails. Every other
+    engine works without it.
+    """
     try:
         yield
     except ModuleNotFoundError as error:

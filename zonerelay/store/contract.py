@@ -85,14 +85,18 @@ class MessageSettledError(MessageNotFoundError):
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The final outcome of a delivery, which leaves the store. `failure` is set if it was not delivered."""
+    """The final outcome of a delivery, which is then removed from the store. `failure` is set if it was not
+    delivered.
+    """
 
     delivery: Delivery
     failure: Outcome | None = field(default=None, compare=False)
 
 
 class Postpone(msgspec.Struct, frozen=True):
-    """The delivery stays. `delivery` is its new durable state (deferred, held, warned, or due now)."""
+    """A change after which the delivery remains stored. `delivery` is its new durable state (deferred, held,
+    warned, or due now).
+    """
 
     delivery: Delivery
 
@@ -134,10 +138,10 @@ return another number afterwards. It must not raise.
 
 
 class IdempotencyKey(msgspec.Struct, frozen=True):
-    """The idempotency key of a submission, with which a message is stored only once. `identity` is a
-    hexadecimal digest of the submitter, the key and the envelope, and `digest` one of the content. The store
-    remembers them, and the caller's `answer` to the submission, until the Unix time `until`. With `asks_only`
-    nothing is stored: NotStoredBeforeError is raised instead.
+    """The idempotency key of a submission; a repeated submission with the same key stores no second message.
+    `identity` is a hexadecimal digest of the submitter, the key and the envelope, and `digest` one of the
+    content. The store remembers them, and the caller's `answer` to the submission, until the Unix time
+    `until`. With `asks_only` nothing is stored: NotStoredBeforeError is raised instead.
     """
 
     identity: str
@@ -147,13 +151,13 @@ class IdempotencyKey(msgspec.Struct, frozen=True):
     asks_only: bool = False
 
     def kept(self, message_id: MessageId) -> StoredKey:
-        """Return the entry of a message that is stored with this key."""
+        """Return the entry that is stored with the message `message_id` for this key."""
         return StoredKey(message_id, self.digest, self.until, self.answer)
 
 
 class StoredKey(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The stored entry of an idempotency key, with the message that was stored with it. It is stored as
-    JSON, and without an answer as in 0.1.0.
+    """The stored entry of an idempotency key, which names the message of that key. It is stored as JSON, and
+    without an answer as in 0.1.0.
     """
 
     message_id: MessageId
@@ -175,8 +179,8 @@ KeepKeys = Callable[[KeptKeys], Awaitable[None]]
 
 
 class KeyReservation(NamedTuple):
-    """The entry of an idempotency key in a register. `is_pending` is set while its message may still be
-    stored.
+    """The entry of an idempotency key in the register of all workers or nodes. `is_pending` is true while its
+    message may still be stored.
     """
 
     kept: StoredKey
@@ -185,8 +189,8 @@ class KeyReservation(NamedTuple):
 
 
 class KeyRegister(Protocol):
-    """The operations of a register that `Reservations` needs. `worker` is the number of the calling
-    worker.
+    """A register of the idempotency keys of all workers or nodes (a Protocol that `Reservations` uses).
+    `worker` is the number of the calling worker.
     """
 
     @property
@@ -196,18 +200,22 @@ class KeyRegister(Protocol):
     """A description of the register's problem for the operator, or ""."""
 
     def start(self, page: KeyPages, settle: SettleKey, keep: KeepKeys) -> None:
-        """Publish the keys of this worker's spool, if the register needs that, after those of removed spools
-        were added to it.
+        """Publish the idempotency keys of this worker's spool in the register, if the register requires that.
+        Keys of removed spools are added to this spool first.
         """
 
     async def reserve(self, once: IdempotencyKey, message_id: MessageId, now: float) -> KeyReservation | None:
-        """Return the entry of the key. If there is none, create a pending one for this message."""
+        """Return the register's entry for the key. If there is none, create a pending one for this
+        message.
+        """
 
     async def settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None:
-        """Settle a reservation: its message is stored, or will never be."""
+        """Replace a pending entry after its message was stored (`is_kept`), or remove it if the message will
+        never be stored.
+        """
 
     async def forget(self, now: float, most: int) -> None:
-        """Remove expired keys. Pending ones are left to their worker."""
+        """Remove expired keys from the register. Pending entries are left to their worker."""
 
     async def close(self) -> None: ...
 
@@ -223,11 +231,13 @@ class StoredBeforeError(StoreError):
 
 
 class NotStoredBeforeError(StoreError):
-    """No message was committed with a `IdempotencyKey` that only asks for it."""
+    """The submission only asked for the message of an `IdempotencyKey`, and no such message was committed."""
 
 
 class OtherContentError(StoreError):
-    """A message with the same identity and other content was committed before. Nothing was stored now."""
+    """A message with the same idempotency key but other content was committed before. Nothing was
+    stored now.
+    """
 
 
 class InProgressError(StoreError):
@@ -235,14 +245,18 @@ class InProgressError(StoreError):
 
 
 def check_kept(once: IdempotencyKey, kept: StoredKey) -> None:
-    """Compare the content with that of the kept key, and raise StoredBeforeError or OtherContentError."""
+    """Raise StoredBeforeError if the stored key belongs to the same content, or OtherContentError if it does
+    not.
+    """
     if kept.digest != once.digest:
         raise OtherContentError(f"another message, {kept.message_id}, was stored with the same key")
     raise StoredBeforeError(kept.message_id, kept.answer)
 
 
 class BodyFacts(TypedDict, total=False):
-    """The properties of a body that its receiver has found. They have the names of members of `Message`."""
+    """The properties of a body that were determined while it was received. They have the names of members of
+    `Message`.
+    """
 
     headers: tuple[tuple[str, str], ...]
     eight_bit: bool
@@ -263,7 +277,7 @@ class MessageWriter(Protocol):
     """
 
     async def write(self, chunk: bytes) -> None:
-        """Append bytes of the body (CRLF line ends, no dot-stuffing) of any length. Waits if the store is
+        """Append any number of bytes to the body (CRLF line ends, no dot-stuffing). Waits if the store is
         behind.
         """
 
@@ -307,7 +321,7 @@ class ClaimFilter(TypedDict, total=False):
 
 
 class QueueReader(Protocol):
-    """The operations with which mail is read."""
+    """Reads stored messages and lists their queues (a Protocol)."""
 
     async def read_message(self, message_id: MessageId) -> Message:
         """Return a message's envelope and metadata. Raises MessageNotFoundError or StoreCorruptError."""
@@ -328,7 +342,7 @@ class QueueStore(QueueReader, Protocol):
     """The operations that the running relay needs."""
 
     def begin(self, envelope: Envelope) -> MessageWriter:
-        """Start a message without raising. `envelope.recipients` must be complete."""
+        """Start a message. Raises nothing. `envelope.recipients` must be complete."""
 
     async def claim(
         self, queue: QueueName, limit: int, *, now: float, **only: Unpack[ClaimFilter]
@@ -379,23 +393,23 @@ class QueueStore(QueueReader, Protocol):
         """
 
     async def probe(self) -> None:
-        """Write and sync a mark. Raises StoreError if outcomes cannot be stored either.
+        """Write and sync a small test record. Raises StoreError if outcomes cannot be stored either.
 
         Too little space for new mail is not an error here: the caller waits for a success before it stores
         outcomes, which free space.
         """
 
     def counts(self) -> dict[QueueName, QueueCounts]:
-        """Count the deliveries of each mail queue in memory. Claimed ones are counted by their durable
-        state.
+        """Return the number of deliveries of each mail queue, as counted in memory. Claimed ones are counted
+        by their durable state.
         """
 
     def waiting(self, queue: QueueName) -> int:
-        """Return the number of deliveries of a queue of any kind, as `counts` does."""
+        """Return the number of deliveries of one queue of any kind, counted as in `counts`."""
 
     def is_counted(self) -> bool:
-        """Return whether the scan of the spool that began at the start has ended. Until then `counts` are too
-        low.
+        """Return whether the count of the spool's deliveries, which starts when the spool is opened, is
+        complete. Until then `counts` are too low.
         """
 
     async def oldest(self, queue: QueueName, *, now: float) -> float | None:
@@ -406,8 +420,8 @@ class QueueStore(QueueReader, Protocol):
         """
 
     async def left_over(self) -> str:
-        """Describe the remaining data when no zone has a delivery. Return "" if nothing is stored and the
-        spool may be removed.
+        """Describe the data that remains in the spool when no zone has a delivery. Return "" if nothing is
+        stored and the spool may be removed.
 
         The result is based on all stored data: unreadable records count, and so do files that do not belong
         to the spool. No relay may remove a shared store; for it the result is `SHARED`.
@@ -415,8 +429,8 @@ class QueueStore(QueueReader, Protocol):
 
     @property
     def node(self) -> int:
-        """This relay's number in its message ids among the relays that share the store, or 0 for a private
-        store.
+        """The number that identifies this relay in its message ids among the relays that share the store, or
+        0 for a private store.
         """
 
     def last_message_id(self) -> MessageId | None:
@@ -511,7 +525,7 @@ class QueueView(QueueReader, Protocol):
         """
 
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
-        """Return those messages that exist and can be read, for a list."""
+        """Return those of these messages that exist and can be read."""
 
     async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
         """Return a page of the idempotency keys and the cursor of the next page. The cursor is "" at the
@@ -535,4 +549,4 @@ class Store(QueueStore, QueueView, Protocol):
         """
 
     async def keep_keys(self, keys: KeptKeys) -> None:
-        """Store the idempotency keys of another store, whose messages may have left."""
+        """Store the idempotency keys of another store; their messages may already have been removed."""

@@ -1,4 +1,4 @@
-"""Manages what engines on local disks share: directories, the reserve file, and the reader thread.
+"""Manages what engines on local disks have in common: directories, the reserve file, and the reader threads.
 
 Several workers may create the same directories at the same time, because the spools of all other workers are
 in that of the first.
@@ -28,8 +28,8 @@ from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError,
 
 
 def make_configured(path: Path, option: str) -> None:
-    """Create the directory that `[spool] option` names. Raises StoreOpenError with advice for the
-    operator.
+    """Create the directory that the option `option` in `[spool]` names. Raises StoreOpenError with advice for
+    the operator.
     """
     try:
         durable.make_directory(path)
@@ -106,7 +106,9 @@ class ReserveFile:
         self.held = self._found()
 
     def _found(self) -> int:
-        """Return the size of the file that the last run left."""
+        """Return the size on disk of the reserve file that the previous process left, or 0 if there
+        is none.
+        """
         with contextlib.suppress(OSError):
             return self._path.stat().st_blocks * 512
         return 0
@@ -116,7 +118,8 @@ class ReserveFile:
         return self._size <= self.held <= self._size + _ROUNDING
 
     def count_in(self, free: int, *, wanted: int) -> int:
-        """Return the free space including the reserve, and restore the reserve if there is enough space.
+        """Return the free space with the reserve added to it, and restore the reserve if there is enough
+        space.
 
         After the reserve was used, restoring it needs more space (`size` in addition to `wanted`). LevelDB
         has just discarded its output when it was reopened, and writes it again. Without free space it would
@@ -157,8 +160,8 @@ class ReserveFile:
         return True
 
     def make_way(self, attempt: Callable[[], T]) -> T:
-        """Return the result of `attempt`. If the disk is full, remove the reserve and call `attempt` once
-        more. Several threads may do this at a time.
+        """Call `attempt` and return its result. If the disk is full, remove the reserve file and call it once
+        more. Several threads may do this at the same time.
         """
         held = self.held
         try:
@@ -185,8 +188,8 @@ class ReserveFile:
 
 
 class ReaderThreads(Generic[Opened]):
-    """Runs blocking functions on the object that an engine has opened. An instance belongs to one event
-    loop.
+    """Runs blocking functions in threads for an engine, and passes them the object that the engine has
+    opened. An instance belongs to one event loop.
     """
 
     def __init__(self, opened: Opened, name: str, threads: int = 1) -> None:
@@ -196,13 +199,13 @@ class ReaderThreads(Generic[Opened]):
         self._stopped = False
 
     def run(self, function: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """Call `function(…)` in a thread. Raises StoreError after `stop`."""
+        """Call `function(*args)` in a thread. Raises StoreError after `stop`."""
         if self._stopped:
             raise StoreError(Unhealthy.CLOSED)
         return self._loop.run_in_executor(self._executor, function, *args)
 
     async def read(self, function: Callable[[Opened, *Ts], T], *args: *Ts) -> T:
-        """Call `function(opened, …)` in a thread. Raises the exceptions of the function, which are
+        """Call `function(opened, *args)` in a thread. Raises the exceptions of the function, which are
         StoreErrors.
         """
         return await self.run(function, self.opened, *args)

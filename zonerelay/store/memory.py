@@ -89,7 +89,7 @@ class MemoryEngine:
         ]
 
     async def close(self) -> None:
-        """Keep all data, so that it is there when a partition is opened again."""
+        """Do nothing, so that the data is still there when a partition is opened again."""
 
 
 class MemoryKeys:
@@ -204,7 +204,9 @@ class SavedQueueFile:
     """The content. `close` saves it."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file. Raises StoreOpenError, in which case nothing was changed."""
+        """Open and lock the file, and load the saved queue. Raises StoreOpenError, in which case nothing was
+        changed.
+        """
         self._path = path
         try:
             durable.make_directory(path.parent)
@@ -218,7 +220,7 @@ class SavedQueueFile:
             raise StoreOpenError(f"[spool] shelve {path} cannot be used: {error}") from error
 
     def close(self) -> None:
-        """Save the rows. If that fails, they are lost, which is logged."""
+        """Save the rows and unlock the file. If that fails, they are lost, which is logged."""
         try:
             self._save(_CLOSED)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Implements the store of a node that shares its queue with others: its own partition, and adopted ones.
+"""Implements the store of a node that shares a queue with other nodes: its own partition, and adopted ones.
 
 A **node** is one process with one partition of the engine. Mail that it accepts is in its partition, and only
 this node delivers it. When a node has left, or its lease has ended, another node adopts the partition: it
@@ -107,7 +107,9 @@ class NodeStore:
     # --- opening
 
     async def opened(self) -> Self:
-        """Acquire a partition. Raises StoreOpenError and StoreError, in which case nothing is left open."""
+        """Acquire a partition and start to watch the other nodes. Raises StoreOpenError and StoreError, in
+        which case nothing is left open.
+        """
         try:
             self._own = await self._take_partition()
             self._is_open = True
@@ -193,7 +195,7 @@ class NodeStore:
     # --- the other nodes
 
     async def _watch(self) -> None:
-        """Check the other nodes and carry out their requests."""
+        """Check the other nodes, adopt their partitions and carry out their requests, repeatedly."""
         while True:
             try:
                 await self._look_at_peers()
@@ -235,8 +237,8 @@ class NodeStore:
         self._taken.append(adopted)
 
     async def _tell_news(self) -> None:
-        """Announce the queues of partitions that were taken over. Raises StoreError, after which the next
-        check announces them.
+        """Report the queues of adopted partitions to the scheduler (`on_news`). Raises StoreError, after
+        which the next check announces them.
         """
         while self._taken:
             taken = self._taken[0]
@@ -246,7 +248,7 @@ class NodeStore:
             self._taken = [each for each in self._taken if each is not taken]
 
     def reads_of(self, node: int) -> QueueReads:
-        """Return the reads of any node's partition."""
+        """Return the read operations of a node's partition."""
         for held in self.held():
             if held.node == node:
                 return QueueReads(held.partition)
@@ -258,18 +260,20 @@ class NodeStore:
 
     @property
     def others(self) -> dict[int, QueueReads]:
-        """The reads of the partitions that this node does not hold."""
+        """The read operations of each partition that this node does not hold, by node number."""
         held = [each.node for each in self.held()]
         return {node: QueueReads(keeper) for node, keeper in self._keepers.items() if node not in held}
 
     async def is_over(self, node: int) -> bool:
-        """Return whether no process of that node can still be about to store data. Raises StoreError."""
+        """Return whether the node can no longer store data, because its partition was adopted or its lease
+        has ended. Raises StoreError.
+        """
         if node in self._adopted_partitions:
             return True
         return any(peer.node == node and peer.is_over for peer in await self.engine.peers())
 
     async def _replace_lost(self) -> None:
-        """Replace partitions that other writers have taken over."""
+        """Replace this node's partition, and drop adopted ones, after other writers have taken them over."""
         while True:
             await self._is_fenced.wait()
             self._is_fenced.clear()
@@ -314,14 +318,14 @@ class NodeStore:
     # --- choosing the partition
 
     def held(self) -> list[OwnedPartition]:
-        """Return the own partition first. The result is a list, because partitions are adopted and dropped
-        while a caller waits.
+        """Return the partitions that this node holds, its own first. The result is a list, because partitions
+        are adopted and dropped while a caller waits.
         """
         return [self._own, *self._adopted_partitions.values()]
 
     async def _holder(self, key: DeliveryKey) -> OwnedPartition:
-        """Return the partition in which the delivery is claimed or else stored. Deliveries that an operator
-        bounces are not claimed.
+        """Return the partition in which the delivery is claimed, or else the one that stores it. Deliveries
+        that an operator bounces are not claimed.
         """
         for held in self.held():
             if held.queue.has_claim(key):
@@ -335,12 +339,12 @@ class NodeStore:
         return {key for key in keys if not any(held.queue.has_claim(key) for held in self.held())}
 
     def _check_lost(self, message_id: MessageId) -> None:
-        """Raise ClaimLostError if a claim on the message was lost."""
+        """Raise ClaimLostError if this node has lost its claim on the message."""
         if self._lost and any(key.message_id == message_id for key in self._lost):
             raise contract.ClaimLostError("the message is now owned by another node")
 
     async def _holder_of(self, message_id: MessageId) -> OwnedPartition:
-        """Return the partition that has the message. Raises ClaimLostError."""
+        """Return the partition of this node that stores the message. Raises ClaimLostError."""
         self._check_lost(message_id)
         if not self._adopted_partitions:
             return self._own
@@ -369,8 +373,8 @@ class NodeStore:
     async def claim(
         self, queue: QueueName, limit: int, *, now: float, **only: Unpack[contract.ClaimFilter]
     ) -> list[Delivery]:
-        """Claim from all partitions with a valid lease, in turns, and new mail from the own one, because only
-        that receives it. Raises ClaimLostError if the lease of the own partition has ended, because claimed
+        """Claim deliveries from all partitions with a valid lease in turn, but new mail only from this node's
+        own partition. Raises ClaimLostError if the lease of the own partition has ended, because claimed
         deliveries could not be sent.
         """
         self._own.partition.check()
@@ -488,8 +492,8 @@ class NodeStore:
 
     @contextlib.contextmanager
     def _reading(self, held: OwnedPartition) -> Iterator[None]:
-        """Raise ClaimLostError if a read failed because another writer has taken over the partition. The
-        caller would report a deferral of mail that another node is sending.
+        """Raise ClaimLostError if the read in the block failed because another writer has taken over the
+        partition. Otherwise the caller would report a deferral of mail that another node is sending.
         """
         try:
             yield
@@ -531,7 +535,7 @@ class NodeStore:
             yield delivery
 
     async def _page(self, start: bytes, end: bytes, wanted: Wanted) -> DeliveryPage:
-        """Return the deliveries of all partitions up to the end of the shortest page."""
+        """Return the deliveries of all partitions, up to the key at which the shortest page ends."""
         nodes = dict.fromkeys([*(held.node for held in self.held()), *self.others])
         pages = await gathered(self._page_of(node, start, end, wanted) for node in nodes)
         low = min((page.low for page in pages if page.low is not None), default=None)
@@ -539,7 +543,9 @@ class NodeStore:
         return DeliveryPage([found[key] for key in sorted(found) if low is None or key < low], low, [])
 
     async def _page_of(self, node: int, start: bytes, end: bytes, wanted: Wanted) -> DeliveryPage:
-        """Return a page of one partition, which may be adopted, dropped or lost meanwhile."""
+        """Return a page of one partition, also if the partition is adopted, dropped or lost during
+        the read.
+        """
         while True:
             reads = self.reads_of(node)
             try:
@@ -551,7 +557,9 @@ class NodeStore:
     # --- the whole queue
 
     def counts(self) -> dict[QueueName, QueueCounts]:
-        """Count the mail that this node delivers. The sum over all nodes is the queue."""
+        """Count the deliveries in the partitions that this node holds. The sum over all nodes is the
+        queue.
+        """
         total: dict[QueueName, QueueCounts] = {}
         for held in self.held():
             for queue, counts in held.queue.counts().items():
@@ -607,8 +615,8 @@ class NodeStore:
 
 
 class _RequestedState(msgspec.Struct, array_like=True):
-    """The current and the desired state of a delivery, as rows. The second is empty if the delivery is to be
-    removed.
+    """The current and the desired state of a delivery, each as a key and a value. The desired state is empty
+    if the delivery is to be removed.
     """
 
     key: bytes
@@ -618,7 +626,7 @@ class _RequestedState(msgspec.Struct, array_like=True):
 
 
 class Requests:
-    """Changes mail that other live nodes own, by sending them requests, and answers theirs.
+    """Sends requests to change deliveries that other live nodes own, and answers the requests of those nodes.
 
     A partition has one writer. So a node that needs to change another node's deliveries writes a request to
     its own partition: `request PARTITION ID`, with the current and the new state of each delivery. The owner
@@ -638,8 +646,8 @@ class Requests:
     # --- requests
 
     async def ask(self, keys: Collection[DeliveryKey], change: ChangeOne) -> Found:
-        """Request changes of other nodes' deliveries. Return the changed ones in their former state, and
-        those that need no change. Raises StoreError.
+        """Send requests to change deliveries that other nodes own. Return the changed ones in their former
+        state, and those that need no change. Raises StoreError.
         """
         asked = [self._ask_one(node, reads, keys, change) for node, reads in self._store.others.items()]
         return {key: old for found in await asyncio.gather(*asked) for key, old in found.items()}
@@ -656,7 +664,7 @@ class Requests:
         return found
 
     async def _send(self, node: int, reads: QueueReads, wanted: list[_RequestedState]) -> list[int]:
-        """Send a request, and return which of the deliveries its owner has changed."""
+        """Send a request to one node, and return the indexes of the deliveries that it has changed."""
         own = self._store.held()[0]
         name = uuid4().hex.encode()
         request = b"%b%02x %b" % (REQUESTS, node, name)
@@ -698,8 +706,8 @@ class Requests:
                 await partition.write(Write(row, makes_room=True))
 
     async def _carry_out(self, wanted: list[_RequestedState]) -> list[int]:
-        """Carry out a request in one durable write, whose limit no request exceeds. Return which deliveries
-        were changed.
+        """Carry out one request in a single durable write. A request never exceeds the size limit of a write.
+        Return which deliveries were changed.
         """
         by_key = {records.decode_delivery(each.key, each.present).key: each for each in wanted}
         withdraw = self._around.withdraw
@@ -729,7 +737,7 @@ def _wanted(old: Delivery, new: Delivery | None) -> _RequestedState:
 
 
 class _ReservedId(msgspec.Struct, array_like=True):
-    """A key that this node has reserved, with its message."""
+    """A reserved idempotency key, as stored in the engine: the node that reserved it, and the message."""
 
     node: int
     message_id: MessageId

@@ -65,8 +65,8 @@ def acknowledge_loss(spool: SpoolSettings, loss: str) -> bool:
 
 
 def forget_queue(settings: Settings) -> str:
-    """Forget the known state of the shared store, so that this machine accepts it as it is. A relay that has
-    refused it checks again within seconds.
+    """Discard what this machine recorded about the shared store, so that it accepts the store as it is. A
+    relay that has refused it checks again within seconds.
 
     Returns the mark of the known queue, or "" if none was known. Raises StoreError, OSError.
     """
@@ -254,7 +254,7 @@ async def repair_spool(
 
 
 async def _leave_out(engine: ObjectEngine, meta: Path, lost: Mapping[str, str], kept: Path) -> None:
-    """Copy the damaged entries of the log of a disk queue, and replace the log by a snapshot."""
+    """Copy the damaged entries of a disk queue's log to `kept`, and replace the log by a snapshot."""
     for name in filter(lambda each: (meta / each).is_file(), lost):
         await STORE.run(durable.copy, meta / name, kept / Path(name).name)
     keeper = engine.keeper(0)
@@ -367,8 +367,8 @@ async def view_engine(engine: Engine) -> AsyncIterator[PartitionsView]:
 
 
 def _stoppable(tell: check.Tell) -> check.Tell:
-    """Return the progress report of work that blocks the loop. If the command is cancelled, the work ends at
-    its next report, so it leaves nothing half done.
+    """Return a progress callback for work that blocks the event loop. If the command is cancelled, the work
+    ends at its next report, so it leaves nothing half done.
     """
     task = asyncio.current_task()
 

@@ -1,5 +1,5 @@
-"""Opens the store that the settings name, and the limits that relays share in it, and creates the engine of a
-queue that several nodes share, for a relay and for operators' commands. No engine imports this module.
+"""Opens the configured store and the limits that relays share in it, and creates the engine of a shared
+queue. No engine imports this module.
 
 An engine is imported when the settings name it. Importing the others would cost memory and time at every
 start, and three drivers are optional dependencies that may be missing.
@@ -129,7 +129,8 @@ async def acknowledge_loss(store: Store, loss: str) -> bool:
 
 
 def open_limits(settings: Settings, owner: str, environment: Mapping[str, str]) -> LimitAuthority | None:
-    """Return the limits that all relays on a shared store have together. Raises StoreOpenError.
+    """Return the authority for the limits that apply to all relays on a shared store together. Raises
+    StoreOpenError.
 
     Returns `None` for private stores, and for S3, which cannot store limits.
     """
@@ -140,8 +141,8 @@ def open_limits(settings: Settings, owner: str, environment: Mapping[str, str]) 
 def open_record_store(
     settings: Settings, environment: Mapping[str, str]
 ) -> shared_limits.SharedRecordStore | None:
-    """Return the store of the shared counts of all relays on a shared store, or `None`. Raises
-    StoreOpenError.
+    """Return the store of the connection counts and rates of all relays on a shared store, or `None` if there
+    is none. Raises StoreOpenError.
     """
     if settings.spool.backend is Backend.REDIS:
         server = redis_server(settings.redis, environment)
@@ -179,7 +180,9 @@ def seen_directory(settings: Settings) -> Path:
 def shared_engine(
     settings: Settings, environment: Mapping[str, str], indexes: Path, clock: Clock
 ) -> SharedEngine:
-    """Return the engine that the settings name. `indexes` is the directory for an index of S3."""
+    """Return the engine of the shared queue that the settings name. `indexes` is the directory for an index
+    of S3.
+    """
     match settings.spool.backend:
         case Backend.REDIS:
             server = redis_server(settings.redis, environment)

@@ -229,7 +229,7 @@ def queue_after(word: bytes, raw: bytes) -> QueueName:
 
 
 def parse_delivery_key(raw: bytes) -> DeliveryKey:
-    """Parse any of the four keys of a delivery and its indexes."""
+    """Parse a delivery's key, or any of its three index keys."""
     try:
         parts = raw.split(b" ")
         return DeliveryKey(
@@ -262,7 +262,9 @@ def _unknown(record: DeliveryRecord, raw: bytes) -> bytes:
 
 
 def due_time(delivery: Delivery | None) -> float:
-    """Return the delivery's time in the `deferred-zone` index, or 0.0 if it is not in the index."""
+    """Return the time under which the delivery is in the `deferred-zone` index, or 0.0 if it is not in the
+    index.
+    """
     return 0.0 if delivery is None or delivery.held else max(delivery.next_attempt, 0.0)
 
 
@@ -295,7 +297,7 @@ def decode_record(key: DeliveryKey, raw: bytes) -> Delivery:
 
 
 def decode_status(raw_key: bytes, raw: bytes) -> DeliveryStatus:
-    """Decode the members of a delivery record that its state depends on."""
+    """Decode the fields of a delivery record that determine its state and age."""
     try:
         return _decode_status(raw)
     except (ValueError, msgspec.MsgspecError) as error:
@@ -310,7 +312,7 @@ def once_key(identity: str) -> bytes:
 
 
 def once_until_key(identity: str, until: float) -> bytes:
-    """Return the key in the index of expiry times."""
+    """Return the key of an idempotency key in the index of expiry times."""
     return b"%b%b %b" % (ONCE_UNTIL_PREFIX, due_field(until), identity.encode("ascii"))
 
 

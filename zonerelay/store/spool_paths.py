@@ -81,13 +81,13 @@ def spools_beyond(spool: SpoolSettings, workers: int) -> list[int]:
 
 
 def spools_of(spool: SpoolSettings) -> list[int]:
-    """Return the workers that have or may have a spool. The first one also stands for a shared queue."""
+    """Return the workers that have or may have a spool. A shared queue is listed as worker 0."""
     return [0] if is_shared(spool) else [0, *spools_beyond(spool, 1)]
 
 
 def _shelves_beyond(spool: SpoolSettings, workers: int) -> set[int]:
-    """Return the workers from `workers` on that have a shelf. A shelf is a file, or several with suffixes, as
-    the platform's database module creates them.
+    """Return the workers from number `workers` on that have a shelf, the file of a saved queue in memory. A
+    shelf is a file, or several with suffixes, as the platform's database module creates them.
     """
     shelf = spool.shelve
     if shelf is None or spool.backend is not Backend.MEMORY or not shelf.parent.is_dir():

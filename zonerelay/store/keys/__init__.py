@@ -1,4 +1,4 @@
-"""Ordered maps of bytes with one writer each.
+"""Ordered maps of byte strings, each with a single writer.
 
 - `port`: the types, the promises and the errors of an engine. Read this first.
 - `partition`: the writer of one partition. It groups writes, numbers them, finds out whether an unanswered

@@ -204,7 +204,7 @@ class GroupCommitter(Generic[Change, P]):
             self._timer = self._loop.call_later(LAZY_DELAY, self._start)
 
     def _turned(self) -> None:
-        """Decide after a loop iteration whether to write: it was idle, or enough was gathered."""
+        """Start the write if the last loop iteration was idle or enough submissions have gathered."""
         now = self._now()
         if not self._gathering:
             return
@@ -254,7 +254,7 @@ class GroupCommitter(Generic[Change, P]):
         return size
 
     def written(self, result: float | JobFailure) -> None:
-        """End the current write."""
+        """Report the result of the current write to its submitters, and start or schedule the next one."""
         batch, self._writing = self._writing, []
         try:
             if isinstance(result, JobFailure):

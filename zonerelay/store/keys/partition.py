@@ -1,4 +1,5 @@
-"""Writes one partition: it groups, numbers and repeats batches, and renews the lease.
+"""Writes one partition: combines writes into numbered batches, repeats unconfirmed batches, and renews the
+lease.
 
 Concurrent writes are combined into one batch (`group_commit`). One batch is written at a time.
 
@@ -54,8 +55,8 @@ T = TypeVar("T")
 
 
 class SeenFile:
-    """The file with the last seen state of one partition. `seen` is its content. All methods block for a
-    moment.
+    """The file in which this machine records the last state of a partition that it has seen. `seen` is its
+    content. All methods block for a moment.
 
     The file answers two questions at a start. Does the store have an older state than this machine has seen?
     Was the last writer a process of this machine that has died? The file is locked while a process uses it,
@@ -68,7 +69,7 @@ class SeenFile:
     """
 
     def __init__(self, path: Path, token: str) -> None:
-        """Create the file with `token` as the writer of this machine if it does not exist. Raises
+        """Open the file, and create it with `token` as this machine's writer if it does not exist. Raises
         StoreOpenError, and NodeTakenError while another process has the file.
         """
         self._path = path
@@ -92,7 +93,7 @@ class SeenFile:
             ) from error
 
     def note(self, seen: port.PartitionState) -> None:
-        """Record a state. A new mark is written durably."""
+        """Write a new state to the file. A new mark is synced."""
         is_new = seen.mark != self.seen.mark
         self.seen = seen
         try:
@@ -103,7 +104,7 @@ class SeenFile:
             _log.warning("%s cannot be written, so an older state may go unnoticed: %s", self._path, error)
 
     def forget(self) -> None:
-        """Accept the store in any state at the next opening."""
+        """Clear the recorded mark and position, so that the next opening accepts the store in any state."""
         self.note(port.PartitionState(self.seen.writer))
 
     def close(self) -> None:
@@ -184,7 +185,7 @@ class Partition:
         return await self._asked(lambda: self.keeper.last_key(start, end))
 
     async def _asked(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Call `ask`, and repeat it for some time if the connection is lost."""
+        """Call `ask`, and retry for a limited time while the connection is lost."""
         pauses = self._pauses(self.clock.monotonic() + self.patience)
         while True:
             try:
@@ -279,7 +280,7 @@ class Partition:
                     return
 
     async def _ask(self, error: StoreError) -> bool:
-        """Return whether the batch in doubt is durable. Raises StoreError if that cannot be determined
+        """Return whether the unconfirmed batch is durable. Raises StoreError if that cannot be determined
         now.
         """
         _log.warning("a batch was not confirmed (%s): finding out what became of it", error)
@@ -298,7 +299,7 @@ class Partition:
     # --- entering
 
     async def enter(self) -> None:
-        """Become the writer. Raises StoreError."""
+        """Become the partition's writer and start to renew the lease. Raises StoreError."""
         async with self._turn:
             await self._enter()
         if self.lease:
@@ -328,7 +329,9 @@ class Partition:
         return state
 
     async def _enter_again(self) -> bool:
-        """Enter again, and return whether the batch in doubt is durable. Afterwards no batch is in doubt."""
+        """Become the writer in a new epoch, and return whether the unconfirmed batch is durable. Afterwards
+        no batch is unconfirmed.
+        """
         async with self._turn:
             state = await self._enter()
             batch = self._in_doubt
@@ -417,7 +420,9 @@ class Partition:
         self._refused.clear()
 
     async def close(self) -> None:
-        """Write all submissions, release the lease for other nodes, and release everything."""
+        """Write all submissions, release the lease so that other nodes can take over, and close the
+        partition.
+        """
         if self._is_closing:
             return
         self._is_closing = True
@@ -435,8 +440,8 @@ class Partition:
         await self._release()
 
     async def abandon(self) -> None:
-        """Release everything as if the process had died: unwritten data is lost, and the lease continues.
-        The caller may be cancelled.
+        """Close the partition as if the process had died: unwritten data is lost, and the lease is not
+        released. The caller may be cancelled.
         """
         self._is_closing = True
         self._committer.refuse(StoreError(contract.Unhealthy.CLOSED))
@@ -453,8 +458,8 @@ class Partition:
 
 
 def judge(seen: port.PartitionState, state: port.PartitionState | None) -> None:
-    """Compare the state of a store with the one that this machine has seen. Raises WrongStoreError or
-    OlderStateError.
+    """Check that a store is in the state that this machine has seen last, or in a later one. Raises
+    WrongStoreError or OlderStateError.
     """
     if not seen.mark:
         return
@@ -488,7 +493,7 @@ async def open_partition(
     wait: float = 0.0,
     patience: float = PATIENCE,
 ) -> Partition:
-    """Become the writer of a node's partition: of this node's own, or of a peer whose lease is over.
+    """Become the writer of this node's own partition, or of the partition of a peer whose lease has expired.
 
     `token` identifies this process if there is no seen_file; by default it is a new one. While another
     process has the lease, this waits for up to `wait` seconds and then raises NodeTakenError. Raises

@@ -81,7 +81,9 @@ class NodeTakenError(StoreOpenError):
 
 
 def first_release(where: str, other: str) -> StoreOpenError:
-    """Return the error for a queue of the first release. `other` is what this release is to use instead."""
+    """Return the error for a store that contains a queue of zonerelay 0.1.0. `other` is what this release is
+    to use instead.
+    """
     return StoreOpenError(
         f"{where} contains the queue of zonerelay 0.1.0, which this release does not read. Nothing was "
         "changed. Start 0.1.0 on it until its mail is sent, or export the mail with zonerelay spool export "
@@ -121,7 +123,7 @@ def merged(writes: Iterable[Write]) -> Write:
 
 
 class Position(NamedTuple):
-    """The last batch of a partition: the epoch of its writer, and its number."""
+    """Identifies a batch of a partition by the epoch of its writer and by its number."""
 
     epoch: int = 0
     number: int = 0
@@ -132,7 +134,9 @@ NOTHING = Position()
 
 
 class WriteBatch(msgspec.Struct, frozen=True, gc=False):
-    """A write as an engine receives it. `position` is stored with it and follows that of the batch before."""
+    """A write with its position, as passed to an engine. `position` is stored with it and follows that of the
+    previous batch.
+    """
 
     position: Position
     write: Write
@@ -252,13 +256,13 @@ class SharedEngine(Engine, Protocol):
     """Interface: an engine with the partitions of several nodes."""
 
     async def reserve(self, key: bytes, value: bytes, until: float) -> bytes | None:
-        """Store a value under a key of the whole store, outside of all partitions, unless it has one. Return
-        None if it was stored, and otherwise the existing value, even if it is the same. The key expires at
-        the Unix time `until` or somewhat later.
+        """Store a value under a key that is common to all partitions, unless the key already has a value.
+        Return None if it was stored, and otherwise the existing value, even if it is the same. The key
+        expires at the Unix time `until` or somewhat later.
         """
 
     async def unreserve(self, key: bytes, value: bytes) -> None:
-        """Remove a reserved key if it has this value."""
+        """Remove a key that `reserve` has stored, if it has this value."""
 
 
 async def pages(
@@ -285,13 +289,13 @@ Apply = Callable[[Write], Awaitable[None]]
 
 
 async def clear(reader: KeyReader, start: bytes, end: bytes, write: Apply) -> None:
-    """Remove a large range in many batches. After a crash the rest remains."""
+    """Remove all keys of a large range in many batches. After a crash the rest remains."""
     async for rows in pages(reader, start, end, rows=CLEAR_ROWS, values=False):
         await write(Write({key: None for key, _ in rows}, makes_room=True))
 
 
 def after(key: bytes) -> bytes:
-    """Return the first key that can follow `key`."""
+    """Return the smallest key that sorts after `key`."""
     return key + b"\0"
 
 

@@ -1,4 +1,4 @@
-"""Shares what the engines on a server have in common: connections, and the checks of a partition that another
+"""Implements what the engines on a server share: connections, and the checks of a partition that another
 machine may have taken over.
 
 On failure: a lost connection is replaced at the next call. Each new one is compared with the last position
@@ -63,7 +63,9 @@ class KeptConnection(Generic[C]):
 
 
 class ServerKeys(ABC, Generic[C]):
-    """A partition on a server with two connections: one for writes, the other for reads and the lease."""
+    """Implements a partition on a server with two connections: one for writes, the other for reads and the
+    lease.
+    """
 
     def __init__(self, node: int, writer: KeptConnection[C], reader: KeptConnection[C]) -> None:
         self._node = node
@@ -100,14 +102,14 @@ class ServerKeys(ABC, Generic[C]):
 
     @abstractmethod
     async def _check(self, connection: C) -> None:
-        """Raise StoreOpenError if the server must not store the queue any longer."""
+        """Raise StoreOpenError if the server is no longer suitable for the queue."""
 
     @abstractmethod
     async def _set_lease(self, connection: C, *, renews: bool) -> None:
         """Extend or release the lease. Raises FencedError."""
 
     async def _use(self, kept: KeptConnection[C]) -> C:
-        """Return a connection that is known not to have an older state."""
+        """Return a connection after checking that its server does not have an older state of the queue."""
         connection = await kept.get()
         if self._epoch and self._checked.get(kept) is not connection:
             epoch, last = self._epoch, self._last  # set before the query, because a batch may be active

@@ -105,8 +105,8 @@ def damaged_tables(path: Path) -> list[int]:
 
 
 def peek(path: Path, key: bytes, *, write_buffer: int) -> tuple[bytes | None, bool]:
-    """Open a database for a moment. Return the value of a key, and whether the database is empty. Raises
-    LevelDbError.
+    """Open a database, and close it again. Return the value of a key, and whether the database is empty.
+    Raises LevelDbError.
     """
     db = connect(path, write_buffer=write_buffer)
     try:
@@ -248,8 +248,8 @@ class Database:
         values: bool = True,
         view: View | None = None,
     ) -> Iterator[Row]:
-        """Yield at most `limit` rows from `start` to before `stop`, in key order, without damaged ones.
-        Without `values` the values are empty and not copied.
+        """Yield at most `limit` rows with keys from `start` to before `stop`, in key order, and skip damaged
+        rows. Without `values` the values are empty and not copied.
         """
         with self._walk(view) as walk:
             cursor, move = walk.cursor, walk.move
@@ -298,8 +298,8 @@ class Database:
                     self._failure(walk.damage)
 
     def _is_current(self, row: Row, view: View | None) -> bool:
-        """Return whether a row is current. After damage a scan may return rows that were removed or replaced
-        in the damaged part.
+        """Return whether a row is the newest version of its key. After damage a scan may return rows that
+        were removed or replaced in the damaged part.
         """
         try:
             return self.get(row[0], view) == row[1]
@@ -361,7 +361,7 @@ FAILURES = (LevelDbError, OSError, RuntimeError)
 
 
 def _by_cursor(source: View | plyvel.DB, keys: Sequence[bytes]) -> list[bytes | None]:
-    """Return the values up to the first key that is missing or unreadable."""
+    """Return the values of the keys, up to the first key that is missing or unreadable."""
     found: list[bytes | None] = []
     try:
         with source.raw_iterator(verify_checksums=True) as cursor:
@@ -404,7 +404,9 @@ def is_locked(error: Exception) -> bool:
 
 
 def has_words(error: Exception, *numbers: int) -> bool:
-    """Return whether LevelDB failed with one of these system errors. It only provides their texts."""
+    """Return whether the error text of LevelDB contains the text of one of these system errors. It only
+    provides their texts.
+    """
     return any(os.strerror(number) in words(error) for number in numbers)
 
 

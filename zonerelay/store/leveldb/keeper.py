@@ -1,4 +1,4 @@
-"""Keeps the LevelDB spool usable: it reopens it after a failed write, reports damage, and reclaims space.
+"""Keeps the LevelDB spool usable: reopens it after a failed write, reports damage, and reclaims space.
 
 A repair is to reopen the database. It is tried with growing pauses without limit, because an operator may
 have to free a full disk first. A spool with damage accepts no new mail until the next start, and delivers all
@@ -148,9 +148,9 @@ _PAUSED = (
 
 
 class WriteJob(NamedTuple):
-    """The content of one write. Records are added to a batch on the event loop, because plyvel releases the
-    interpreter at every record, and another thread would wait long to get it back. For bodies that wait is
-    worthwhile.
+    """A write for the writer thread. Records are added to the batch on the event loop, because plyvel
+    releases the interpreter at every record, and another thread would wait long to get it back. For bodies
+    that wait is worthwhile.
     """
 
     batch: AtomicBatch | None
@@ -158,7 +158,7 @@ class WriteJob(NamedTuple):
 
 
 class SpoolKeeper(QueueKeeper):
-    """Maintains an open spool directory with its threads."""
+    """Maintains an open LevelDB spool with the threads that read, write and compact it."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class SpoolKeeper(QueueKeeper):
         around: StoreContext,
         view: SpoolReads,
     ) -> None:
-        """Create a keeper. `view` is the spool when it was opened."""
+        """Create a keeper. `view` reads the state of the spool when it was opened."""
         # LevelDB copies written data from its log through its levels.
         super().__init__(around, min_free_space=min_free_space, copies=3)
         self.reader = reader
@@ -215,7 +215,7 @@ class SpoolKeeper(QueueKeeper):
             self._start(functools.partial(self._sweep, last), "sweep the spool, the next start will")
 
     async def read(self, ask: Callable[[QueueReads], Coroutine[None, None, T]]) -> T:
-        """Read in the reader thread."""
+        """Call `ask` with the spool's reads in the reader thread."""
         return await self.reader.run(lambda: run_through(ask(self._reads)))
 
     def note_removed(self, message_id: MessageId) -> None:
@@ -247,7 +247,7 @@ class SpoolKeeper(QueueKeeper):
         return WriteJob(self._db.batch(batches) if size < LARGE_BATCH else None, batches)
 
     def _write(self, job: WriteJob) -> float:
-        """Make the job durable in the writer thread, and return its duration in seconds."""
+        """Write and sync the job in the writer thread, and return how long that took in seconds."""
         db, now = self._db, self._clock.monotonic
         batch = job.batch or db.batch(job.batches)
         started = now()
@@ -303,7 +303,7 @@ class SpoolKeeper(QueueKeeper):
     # --- damage
 
     def _tell(self, known: Callable[[str], None], text: str) -> None:
-        """Pass a text to the event loop. Can be called in every thread that reads or writes."""
+        """Call `known(text)` on the event loop. Can be called in every thread that reads or writes."""
         with contextlib.suppress(RuntimeError):  # the loop was closed, so nobody needs the text
             self._loop.call_soon_threadsafe(known, text)
 

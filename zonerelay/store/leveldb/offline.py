@@ -60,9 +60,9 @@ _SLACK = 64 * 1024 * 1024
 def repair_leveldb(
     spool: Path, home: Path, salvage: check.Salvage, tell: check.Tell, *, carry_out: bool
 ) -> check.RepairResult:
-    """Repair the spool, which is inside `home`. The old files are moved to `home` if both are on one file
-    system, and stay in the spool otherwise. Without `carry_out` everything except step 4 is done, and its
-    files are removed.
+    """Repair the LevelDB spool in the directory `spool`, which is inside `home`. The old files are moved to
+    `home` if both are on one file system, and stay in the spool otherwise. Without `carry_out` everything
+    except step 4 is done, and its files are removed.
 
     Blocks. Raises StoreError with a message, or OSError.
     """
@@ -98,7 +98,9 @@ def repair_leveldb(
 
 
 def _prepare(spool: Path, work: Path, salvage: check.Salvage, tell: check.Tell) -> check.RepairResult:
-    """Prepare the new database. `kept` in the result is set if there are files to exchange."""
+    """Write a repaired copy of the database into `work`. `kept` in the result is set if there are files to
+    exchange.
+    """
     octets = sum(path.stat().st_size for path in _database_files(spool))
     if not octets:
         return check.RepairResult()  # no relay has been started here yet
@@ -195,7 +197,9 @@ def _name_blocks(spool: Path, tables: list[int]) -> Iterator[str]:
 
 
 def _read(path: Path, lost: list[str]) -> tuple[bytes, bool]:
-    """Read a file, with zeros for unreadable parts, whose checksum is wrong. Return whether it was whole."""
+    """Read a file; unreadable parts become zeros, which LevelDB detects by their checksums. Return whether it
+    was whole.
+    """
     try:
         return path.read_bytes(), True
     except OSError as error:
@@ -279,7 +283,7 @@ def _database_files(spool: Path) -> list[Path]:
 
 
 def _copy(source: LevelDb, target: LevelDb, tell: check.Tell, octets: int) -> None:
-    """Copy all rows in an iteration. After LevelDB's repair a Get may find replaced values, because all
+    """Copy all rows with an iterator. After LevelDB's repair a Get may find replaced values, because all
     repaired tables are in level 0 and Get prefers the newest of them. Raises StoreError.
     """
     ops: list[Op] = []
@@ -302,7 +306,7 @@ def _copy(source: LevelDb, target: LevelDb, tell: check.Tell, octets: int) -> No
 
 
 def _keep(spool: Path, home: Path, work: Path) -> Path:
-    """Link every file of the old database. Raises OSError."""
+    """Create hard links to all files of the old database. Raises OSError."""
     links = work / "kept"
     links.mkdir(mode=0o700)
     owner = spool.stat()
@@ -330,9 +334,9 @@ def _unused(path: Path) -> Path:
 
 
 def _exchange(spool: Path, new: Path) -> None:
-    """Replace the old files. Every step can be repeated. No relay opens the spool during the exchange. An
-    older release treats the spool as damaged while there is a mark and no CURRENT, so a mark exists
-    throughout, and CURRENT is moved last.
+    """Replace the files of the old database by those of the new one. Every step can be repeated. No relay
+    opens the spool during the exchange. An older release treats the spool as damaged while there is a mark
+    and no CURRENT, so a mark exists throughout, and CURRENT is moved last.
     """
     for draft in spool.glob(f"*{durable.DRAFT}"):  # left by a write that was killed
         draft.unlink()
@@ -362,7 +366,7 @@ def _exchange(spool: Path, new: Path) -> None:
 def check_leveldb(
     spool: Path, place: Path, findings: check.Findings, tell: check.Tell
 ) -> check.SpoolContents:
-    """Check the spool, with a temporary copy in `place`. Blocks. Raises StoreError, or OSError, if the spool
+    """Check the spool, using a temporary copy in `place`. Blocks. Raises StoreError, or OSError, if the spool
     cannot be read at all.
     """
     with tempfile.TemporaryDirectory(prefix=".zonerelay-", dir=place) as scratch:
@@ -476,8 +480,8 @@ def _copy_state(spool: Path, into: Path) -> None:
 
 
 def _named_tables(into: Path, names: set[str]) -> list[str]:
-    """Return the tables that the manifest names. A table that is still being written must not be linked,
-    because LevelDB would reuse its number for a table of the snapshot and overwrite the spool's file.
+    """Return those tables in `names` that the manifest names. A table that is still being written must not be
+    linked, because LevelDB would reuse its number for a table of the snapshot and overwrite the spool's file.
     """
     try:
         current = into / os.fsdecode((into / "CURRENT").read_bytes().strip())

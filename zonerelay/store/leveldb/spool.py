@@ -1,5 +1,5 @@
-"""Opens the directory of a LevelDB spool, checks it while it is open, marks it when it is closed, and reads
-the queue in it (`SpoolReads`).
+"""Opens the directory of a LevelDB spool, checks it while it is open, writes its mark when it is closed, and
+reads the queue in it (`SpoolReads`).
 
 An opening that fails changes nothing. `damage.directory` checks the files before LevelDB uses them,
 `DatabaseRepair` repairs logs with gaps, and the mark `synced` records how far the newest log was durable.
@@ -130,7 +130,7 @@ class LevelDb(engine.Database):
         self._suspect = False
 
     def close(self) -> None:
-        """Release everything, and record how far the log is durable."""
+        """Close the database and the directory, and record how far the log is durable."""
         if self._db is not None:
             self._close()
             self.note_synced()
@@ -151,7 +151,7 @@ class LevelDb(engine.Database):
         return self._open_judged()
 
     def _open_judged(self) -> engine.Handle:
-        """Open the database after checking what LevelDB would change or silently drop."""
+        """Open the database after a check for files that LevelDB would change or silently drop."""
         self.losses.refresh()
         found = files.judge(self.path)
         if found.mark is not None:
@@ -189,9 +189,9 @@ class LevelDb(engine.Database):
         return engine.connect(self.path, write_buffer=self._write_buffer, is_tight=self._is_tight)
 
     def _look_at(self, found: files.DirectoryState) -> None:
-        """Check a database without a mark, which is of an older release or of another program. Opening it
-        would change it, so links to its files are opened. Raises StoreOpenError; other errors are left to the
-        opening itself.
+        """Check a database without a mark, which was written by an older release or by another program.
+        Opening it would change it, so links to its files are opened. Raises StoreOpenError; other errors are
+        left to the opening itself.
         """
         trial = self.path / _TRIAL
         shutil.rmtree(trial, ignore_errors=True)
@@ -232,8 +232,8 @@ class LevelDb(engine.Database):
     # --- while it is open
 
     def look(self) -> None:
-        """Check the files that LevelDB only reads at the next opening. If a log has disappeared, its content
-        is still in memory and is moved into a table.
+        """Check the files that LevelDB does not read again until the next opening. If a log has disappeared,
+        its content is still in memory and is moved into a table.
         """
         if self._suspect or self._db is None:
             return
@@ -324,7 +324,9 @@ class DatabaseRepair:
         self._current = _current(directory / "CURRENT")
 
     def mend(self, log: files.FoundLog) -> None:
-        """Replace a log with its intact records. Raises OSError, in which case the log is unchanged."""
+        """Replace a damaged log by one with its intact records. Raises OSError, in which case the log is
+        unchanged.
+        """
         loss = self._account_for(log) if log.contents.gaps else None
         whole = write_log(log.contents.records)
         try:
@@ -449,7 +451,7 @@ class SpoolKeys:
 
 
 class SpoolReads(QueueReads):
-    """Reads the queue of a spool with few LevelDB operations. Every method blocks."""
+    """Reads the queue of a LevelDB spool with as few LevelDB operations as possible. Every method blocks."""
 
     def __init__(self, db: LevelDb, view: engine.View | None = None) -> None:
         super().__init__(SpoolKeys(db, view), lambda text: db.on_unreadable(text))
@@ -478,8 +480,8 @@ class SpoolReads(QueueReads):
         return await self.keys.get(keys)  # LevelDb has reported the damage
 
     async def _noted_last_id(self) -> str:
-        """Return the stored id. If it is unreadable, derive one from the time of the last run, so that no id
-        is used twice.
+        """Return the stored last message id. If it is unreadable, derive one from the time of the last run,
+        so that no id is used twice.
         """
         db = self._db
         try:
@@ -501,7 +503,9 @@ class SpoolReads(QueueReads):
         return instead
 
     async def _first_keys(self, start: bytes, end: bytes, most: int) -> list[bytes]:
-        """Raise StoreCorruptError if a `#` may be in damaged data."""
+        """Return the first key of each message. Raise StoreCorruptError if a key that ends in `#` may be in
+        damaged data.
+        """
         return list(itertools.islice(self._db.first_keys(start, end), most))
 
     async def left_over(self) -> str:

@@ -114,7 +114,9 @@ async def open_disk(spool: SpoolSettings, around: StoreContext) -> PartitionStor
 
 
 def judge_mark(path: Path, mark: bytes) -> None:
-    """Raise StoreOpenError unless the directory with this mark belongs to a queue of this release."""
+    """Raise StoreOpenError unless the content of the lock file (`mark`) is that of a queue of this
+    release.
+    """
     if mark.startswith(_FIRST_FORMAT):
         raise first_release(str(path), "an empty directory")
     if mark and not mark.startswith(_FORMAT):
@@ -125,7 +127,7 @@ def judge_mark(path: Path, mark: bytes) -> None:
 
 
 class _QueueDirectory(NamedTuple):
-    """A directory of the queue and its option."""
+    """A locked directory of the queue, with the name of the option that sets its path."""
 
     option: str
     path: Path
@@ -137,8 +139,8 @@ class Directories:
     """The locked directories of one queue. Every method blocks."""
 
     def __init__(self, spool: SpoolSettings) -> None:
-        """Create, lock and compare the directories. Raises StoreOpenError, in which case no foreign file was
-        changed.
+        """Create and lock the directories, and check that they belong together. Raises StoreOpenError, in
+        which case no foreign file was changed.
         """
         env, meta, scratch = disk_directories(spool)
         self._locks = contextlib.ExitStack()
@@ -196,7 +198,7 @@ class Directories:
                     durable.sync_directory(each.path)
 
     def _look_for_log(self) -> None:
-        """Raise StoreOpenError if there are bodies but no log. The bodies would be removed."""
+        """Raise StoreOpenError if there are bodies but no log, because the bodies would be removed."""
         log, snapshots = (self.meta.path / "nodes/0" / kind for kind in ("log", "snapshot"))
         if not any(each.is_dir() and any(each.iterdir()) for each in (log, snapshots)):
             lost = sum(epoch_of(each.name) >= 0 for each in self.env.path.iterdir())
@@ -302,9 +304,7 @@ class DirectoryPlace:
         self._unsynced = {*self._unsynced, *(self._path(name).parent for name, _ in values)}
 
     def _writes(self, values: Sequence[Object], *, makes_room: bool) -> list[Callable[[], None]]:
-        """Return functions that make the content of values durable when they are called in several
-        threads.
-        """
+        """Return functions that write and sync the values when they are called in several threads."""
 
         def write(some: Sequence[Object]) -> None:
             for name, pieces in some:
@@ -386,7 +386,7 @@ class DirectoryPlace:
 
 
 def _write(path: Path, pieces: Sequence[bytes]) -> None:
-    """Make the content of a file durable. Its name becomes durable when its directory is synced."""
+    """Write and sync a file. Its name becomes durable when its directory is synced."""
     with translated():
         if not path.parent.exists():
             durable.make_directory(path.parent)
@@ -418,7 +418,7 @@ def _free(place: Path) -> int:
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Raise StoreError for an OSError."""
+    """Convert an OSError in the block to a StoreError."""
     try:
         yield
     except OSError as error:

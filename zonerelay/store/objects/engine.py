@@ -100,7 +100,7 @@ class ObjectPlace(Protocol):
         """
 
     async def store(self, values: Sequence[Object]) -> None:
-        """Create objects with unused names, which become durable with the next `create`. After an error each
+        """Create objects under unused names; they become durable with the next `create`. After an error each
         of them may exist, but none is still being created.
         """
 
@@ -135,8 +135,8 @@ class LogEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
-    """A heartbeat. `slot` is the last entry of the log at that time, and `snapshot` that of its last
-    snapshot.
+    """A heartbeat of a partition's writer, which extends its lease. `slot` is the last entry of the log at
+    that time, and `snapshot` that of its last snapshot.
     """
 
     epoch: int = 0
@@ -155,7 +155,7 @@ class ReservedKey(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SnapshotEnd(msgspec.Struct, frozen=True, array_like=True):
-    """The last object of a snapshot."""
+    """The last object of a snapshot, which describes its other objects."""
 
     pieces: int
     state: LogState
@@ -192,7 +192,7 @@ class ObjectEngine:
         return ObjectKeys(self, node)
 
     def take_index(self, node: int) -> Path:
-        """Return a directory for an index of a node's partition. The first one is the same after a
+        """Return an unused directory for an index of a node's partition. The first one is the same after a
         restart.
         """
         number = 0
@@ -319,7 +319,9 @@ class ObjectKeys:
         return await self._ask(ObjectIndex.last_key, start, end)
 
     async def _ask(self, function: Callable[[ObjectIndex, *Ts], T], *args: *Ts) -> T:
-        """Query the index. A reader updates it first, and no other caller may rebuild it during the query."""
+        """Call `function` with the index. A reader updates it first, and no other caller may rebuild it
+        during the query.
+        """
         if self._epoch:
             return await self._threads.read(function, *args)
         async with self._turn:
@@ -329,7 +331,7 @@ class ObjectKeys:
             return await self._threads.read(function, *args)
 
     async def _whole(self, rows: Sequence[tuple[bytes, bytes | None]]) -> list[bytes | None]:
-        """Return the values of stored rows."""
+        """Return the values of index rows, and read those that are stored in objects."""
         found: list[bytes | None] = []
         for first in range(0, len(rows), AHEAD):
             runs = _runs(rows[first : first + AHEAD])
@@ -338,7 +340,9 @@ class ObjectKeys:
         return found
 
     async def _values(self, rows: Sequence[tuple[bytes, bytes | None]]) -> list[bytes | None]:
-        """Return the values of one row, or of several that are consecutive in one object."""
+        """Return the values of one index row, or of several rows whose values are consecutive in one
+        object.
+        """
         spans = [span for _, stored in rows if stored is not None and (span := span_of(stored))]
         if not spans:
             return [None if stored is None else stored[1:] for _, stored in rows]
@@ -489,7 +493,9 @@ class ObjectKeys:
         return chain[:ahead] or [self._slot(slot + 1, epoch, epoch)]
 
     async def _entries(self, prefix: str) -> AsyncIterator[tuple[int, int, int]]:
-        """Yield slot, epoch and previous epoch from the names of entries in a place without conditions."""
+        """Yield slot, epoch and previous epoch from the names of log entries in a place without conditional
+        writes.
+        """
         async for names in self._place.names(prefix):
             for name in names:
                 slot, epoch, before = map(int, name.rpartition("/")[2].split("-"))
@@ -505,7 +511,7 @@ class ObjectKeys:
             return LogEntry(self._state.batch_epoch, self._state.batch)
 
     async def _missing(self) -> range:
-        """Return the slots up to the next existing entry."""
+        """Return the slots between the last applied entry and the next existing one."""
         behind: list[int] = []
         async for names in self._place.names(f"{self._base}log/"):
             numbers = (int(_NUMBER.split(name.rpartition("/")[2])[0]) for name in names)
@@ -633,7 +639,7 @@ class ObjectKeys:
     def _split(
         self, given: Mapping[bytes, bytes | None], number: str
     ) -> tuple[dict[bytes, bytes | None], list[Object]]:
-        """Return the rows for the log, and the objects that they refer to."""
+        """Return the index rows for the log, and the objects with the large values to which they refer."""
         rows: dict[bytes, bytes | None] = {}
         objects: list[tuple[str, list[bytes]]] = []
         is_apart, stem, size = self._engine.is_apart, b"", 0
@@ -747,7 +753,7 @@ class ObjectKeys:
                 await self._remove(gone)
 
     async def _sweep(self) -> None:
-        """Remove unused values of earlier epochs, whose batches were never stored."""
+        """Remove values of earlier epochs to which no row refers, because their batches were never stored."""
         async for names in self._place.names(f"{self._base}values/"):
             await self._remove_unnamed([name for name in names if -1 < epoch_of(name) < self._epoch])
 
@@ -775,8 +781,8 @@ class ObjectKeys:
             await self._place.remove(names)
 
     def _slot(self, *parts: int) -> str:
-        """Return the name of an entry: its slot and, in a place without conditions, its epoch and the
-        previous one.
+        """Return the name of a log entry: its slot and, in a place without conditional writes, its epoch and
+        the previous one.
         """
         if self._place.is_conditional:
             return f"{self._base}log/{parts[0]:016d}"
@@ -798,7 +804,7 @@ def checked_values(values: Sequence[bytes], spans: Sequence[ValueLocation], name
 
 
 def _runs(rows: Sequence[tuple[bytes, bytes | None]]) -> list[list[tuple[bytes, bytes | None]]]:
-    """Group the rows in order. Rows whose values are consecutive in one object form one group."""
+    """Group index rows in their order. Rows whose values are consecutive in one object form one group."""
     runs: list[list[tuple[bytes, bytes | None]]] = []
     follows: tuple[str, int] | None = None
     for key, stored in rows:
@@ -812,7 +818,7 @@ def _runs(rows: Sequence[tuple[bytes, bytes | None]]) -> list[list[tuple[bytes, 
 
 
 def epoch_of(name: str) -> int:
-    """Return the epoch in which a value was created, or -1 if the file is not a value."""
+    """Return the epoch in the name of a value's object, or -1 if the name has another form."""
     number = name.rpartition(".")[2].partition("-")[0]
     return int(number) if number.isdigit() else -1
 

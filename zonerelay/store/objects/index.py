@@ -53,12 +53,12 @@ class ValueLocation(NamedTuple):
 
 
 def small(value: bytes) -> bytes:
-    """Return the stored form of a value that is in the index."""
+    """Return the index row of a value that is stored in the index itself."""
     return SMALL + value
 
 
 def large(span: ValueLocation) -> bytes:
-    """Return the stored form of a value that is in an object."""
+    """Return the index row of a value that is stored in an object."""
     return LARGE + _SPAN.pack(span.first, span.size, span.checksum) + span.name.encode()
 
 
@@ -69,7 +69,7 @@ def span_of(stored: bytes) -> ValueLocation | None:
 
 
 def name_of(stored: bytes) -> str:
-    """Return the name of the object that contains the value, or ""."""
+    """Return the name of the object that an index row refers to, or "" if the value is in the index."""
     return stored[1 + _SPAN.size :].decode() if stored[:1] == LARGE else ""
 
 
@@ -143,7 +143,9 @@ class ObjectIndex(Database):
         return state, dropped
 
     def _count_names(self, batch: AtomicBatch, made: Counter[str], gone: Counter[str]) -> list[str]:
-        """Count the rows that refer to each object. Return the objects without any."""
+        """Update the number of rows that refer to each object. Return the objects to which no row refers any
+        more.
+        """
         dropped: list[str] = []
         for name in made.keys() | gone.keys():
             key = _NAME + name.encode()
@@ -156,7 +158,7 @@ class ObjectIndex(Database):
         return dropped
 
     def load(self, rows: Sequence[Row]) -> None:
-        """Add a part of a snapshot."""
+        """Add some rows of a snapshot."""
         with self._unsynced() as batch:
             for key, value in rows:
                 batch.put(key, value)
@@ -164,7 +166,7 @@ class ObjectIndex(Database):
             self._count_names(batch, names, Counter())
 
     def begin(self, state: LogState, beginnings: Sequence[int]) -> None:
-        """Make the index valid after all parts of a snapshot were added."""
+        """Mark the index as valid after all parts of a snapshot were added."""
         with self._unsynced() as batch:
             for slot in beginnings:
                 batch.put(b"%b%016d" % (_BEGINNING, slot), b"")
@@ -177,7 +179,7 @@ class ObjectIndex(Database):
         return page_of(self.rows(start, end, limit=rows + 1, values=values), rows, size_of)
 
     def piece(self, start: bytes, view: View) -> KeyPage:
-        """Return the next rows for a snapshot."""
+        """Return the next rows for a snapshot that is being written."""
         return page_of(self.rows(start, limit=PIECE_ROWS + 1, view=view), PIECE_ROWS)
 
     def beginnings(self) -> list[int]:

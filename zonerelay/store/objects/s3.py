@@ -112,8 +112,8 @@ class S3Engine(ObjectEngine):
         self.check = place.check
 
     async def wait(self, seconds: float) -> None:
-        """Wait until the other partitions should be checked: an alert of another relay has arrived, or
-        `seconds` have passed.
+        """Wait until the other partitions should be checked: until another relay sends an alert, or `seconds`
+        have passed.
         """
         now = asyncio.get_running_loop().time
         until, self._is_node = now() + seconds, True
@@ -161,13 +161,17 @@ def _free_directory(indexes: Path, lock: contextlib.ExitStack) -> Path:
 
 @functools.cache
 def _descriptions() -> Any:  # Any: botocore has no types
-    """Return the descriptions of services. Otherwise each session would take half a second and 12 MB."""
+    """Return botocore's loader of service descriptions, which all sessions share. A loader of its own would
+    cost each session half a second and 12 MB.
+    """
     return AioSession().get_component("data_loader")
 
 
 @functools.cache
 def _session() -> AioSession:
-    """Return a shared session, which takes a tenth of a second."""
+    """Return a session that shares the service descriptions. It is created once, because that takes a tenth
+    of a second.
+    """
     session = AioSession()
     session.register_component("data_loader", _descriptions())  # type: ignore[attr-defined]  # of botocore
     # Parsing timestamps takes two thirds of the time of a listing, and no caller uses them. The expiry of
@@ -233,7 +237,7 @@ class Bucket:
         self._client, self._stack = client, stack
 
     async def _close_later(self, clients: contextlib.AsyncExitStack) -> None:
-        """Close clients when no request can use them any longer, or with the bucket."""
+        """Close replaced clients once no request can be using them, or when the bucket is closed."""
         try:
             await asyncio.sleep(self._settings.timeout + LONGEST_USE)
         finally:
@@ -278,7 +282,9 @@ class Bucket:
         await self._stack.aclose()
 
     async def _renew_clients(self) -> None:
-        """Create the clients, again if the service has denied a request and the credentials may be new."""
+        """Create the clients, and replace them after the service has denied a request, because the
+        credentials may be new.
+        """
         async with self._opening:
             if self._client is None and not self._is_closed:
                 await self.open()
@@ -395,7 +401,9 @@ class Bucket:
             )
 
     async def _reported(self, verb: str) -> dict[str, Any]:  # Any: as the service answers
-        """Return the answer, or nothing if the service does not report that."""
+        """Send a request for a property of the bucket, and return {} if it fails, because not every service
+        supports it.
+        """
         with contextlib.suppress(StoreError):
             return await self._ask(verb)
         return {}
@@ -455,7 +463,7 @@ class Bucket:
 
 
 def _without_expect(params: dict[str, Any], **_: object) -> None:  # Any: what the client sends
-    """Remove the header Expect. Waiting for 100 Continue would cost another round trip for each body."""
+    """Remove the `Expect` header. Waiting for 100 Continue would cost another round trip for each body."""
     params["headers"].pop("Expect", None)
 
 
@@ -490,7 +498,7 @@ def _unfit(what: str) -> StoreOpenError:
 
 
 async def _all(act: Callable[[T], Awaitable[object]], wanted: Sequence[T]) -> None:
-    """Call `act` with each argument, several at the same time. Raises the first error after all of these
+    """Call `act` with each argument, with several calls at a time. Raises the first error after all of these
     calls have ended.
     """
     for first in range(0, len(wanted), AHEAD):

@@ -205,7 +205,7 @@ class DatabaseConnection:
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Fetch]:
-        """Run a transaction, which is committed if the block succeeds."""
+        """Begin a transaction for the block. Commit it if the block succeeds, and roll it back otherwise."""
         async with self._lock:
             await self._run("BEGIN ISOLATION LEVEL READ COMMITTED")
             try:
@@ -218,7 +218,7 @@ class DatabaseConnection:
             self._check_doubt()
 
     async def _run(self, statement: str) -> None:
-        """Begin or end a transaction."""
+        """Execute a statement that begins or ends a transaction."""
         with self.cut_on_error(), translated():
             await self._connection.execute(statement)
 
@@ -249,7 +249,9 @@ class DatabaseConnection:
         return rows
 
     def _hear_log(self, _connection: object, message: asyncpg.PostgresLogMessage) -> None:
-        """Record a warning. Called in a loop iteration before the caller of the statement continues."""
+        """Store a warning of the server for a later error message. Called in a loop iteration before the
+        caller of the statement continues.
+        """
         if getattr(message, "server_source_filename", None) == _STANDBY_SOURCE:
             self._doubt = str(message)
 
@@ -259,13 +261,13 @@ class DatabaseConnection:
             raise ConnectionLostError(f"a commit did not wait for its standby: {self._doubt}")
 
     async def listen(self, channel: str, hear: Callable[[str], None]) -> None:
-        """Listen to a channel. `hear(payload)` is called on the event loop."""
+        """Subscribe to notifications on a channel. `hear(payload)` is called on the event loop."""
         async with self._lock:
             with self.cut_on_error(), translated():
                 await self._connection.add_listener(channel, lambda _c, _pid, _channel, text: hear(text))
 
     def on_end(self, tell: Callable[[], None]) -> None:
-        """Call `tell` when the connection has ended for any reason."""
+        """Call `tell` when the connection has ended, whatever the reason."""
         self._connection.add_termination_listener(lambda _connection: tell())
 
     @property

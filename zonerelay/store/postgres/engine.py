@@ -346,7 +346,7 @@ async def _has_table(fetch: Fetch, schema: str, name: str) -> bool:
 
 
 async def _make_tables(fetch: Fetch, access: DatabaseAccess, wanted: str) -> None:
-    """Create all tables if the wanted one is missing."""
+    """Create all tables if the table `wanted` is missing."""
     if await _has_table(fetch, access.schema, wanted):
         return
     schema = f'"{access.schema}"'

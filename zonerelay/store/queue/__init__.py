@@ -1,4 +1,4 @@
-"""The queue on ordered keys: one store of one writer, for every engine.
+"""Implements the queue on ordered keys: one store with a single writer, the same for every engine.
 
 `store` accepts, claims and settles mail, and a `keeper` keeps it usable. `reads` reads the keys. `claims`,
 `cursors` and `ready` find the mail that is due, and `in_flight` plans the writes and has the state that is

@@ -1,4 +1,4 @@
-"""Writes one message's body to a spool that stores it in chunks, and caches the bodies of new messages.
+"""Writes the body of one message in chunks, and caches the bodies of new messages.
 
 Up to `GROUP_CHUNKS` chunks wait in memory. A message that ends before that is one atomic synced batch. A
 longer one is stored in groups while it arrives. Each group is a synced batch, because a 250 promises that the
@@ -30,20 +30,18 @@ LARGEST = 4 * 1024 * 1024
 
 
 class BodyCache:
-    """Caches the bodies of new messages. Others are read from the store."""
+    """Caches the bodies of new messages, which are delivered soon. Others are read from the store."""
 
     def __init__(self) -> None:
         self._size = 0
         self._bodies: OrderedDict[MessageId, tuple[bytes, ...]] = OrderedDict()
 
     def put(self, message_id: MessageId, body: bytes) -> None:
-        """Add a complete small body. An empty one has no chunks."""
+        """Add a body of at most one chunk. An empty one has no chunks."""
         self.extend(message_id, 1, (body,) if body else ())
 
     def extend(self, message_id: MessageId, first: int, chunks: Sequence[bytes]) -> None:
-        """Add part of a large body: the chunks from number `first` on, where the first chunk of a body is
-        number 1.
-        """
+        """Add part of a large body: its chunks from number `first` on, counted from 1."""
         size = sum(map(len, chunks))
         body = tuple(chunks)
         before = self._bodies.get(message_id)
@@ -64,7 +62,9 @@ class BodyCache:
             self._evict()
 
     def get(self, message_id: MessageId, count: int) -> Sequence[bytes] | None:
-        """Return all `count` chunks of the body, or None if some are missing."""
+        """Return the cached body of a message, which has `count` chunks, or None if it is not complete in the
+        cache.
+        """
         body = self._bodies.get(message_id)
         return body if body is not None and len(body) == count else None
 
@@ -88,7 +88,7 @@ class BodyCache:
 
 
 def check_deliveries(message_id: MessageId, deliveries: Sequence[Delivery]) -> None:
-    """Raise StoreError unless a message has deliveries and all of them are its own. A message without
+    """Raise StoreError if a message has no deliveries, or deliveries of another message. A message without
     deliveries would never leave, and a delivery of another message would remove that message's body.
     """
     if not deliveries:
@@ -99,8 +99,8 @@ def check_deliveries(message_id: MessageId, deliveries: Sequence[Delivery]) -> N
 
 
 def check_own_message(change: OwnMessage) -> None:
-    """Raise StoreError unless a submitted message describes its body. Removal depends on the number of
-    chunks.
+    """Raise StoreError if the size or the number of chunks of a message does not match its body, because the
+    chunks are removed by that number.
     """
     message = change.message
     check_deliveries(message.id, change.deliveries)
@@ -120,7 +120,7 @@ UPLOAD_MEMORY = 64 * 1024 * 1024
 
 
 class NewMessage(NamedTuple):
-    """The last chunks of a body and everything that is written with them: the relay's own messages
+    """A message to commit: its deliveries, the last chunks of its body, the relay's own messages
     (`companions`), and the idempotency key.
     """
 
@@ -155,11 +155,11 @@ class Spool(Protocol):
         """
 
     def remove_chunks(self, message_id: MessageId, count: int) -> None:
-        """Remove the first `count` chunks in the background."""
+        """Remove the first `count` chunks of an uncommitted message in the background."""
 
 
 class BodyWriter:
-    """Writes the body of an arriving message in chunks."""
+    """Writes the body of an arriving message to a spool in chunks."""
 
     def __init__(self, spool: Spool, envelope: Envelope) -> None:
         self._spool = spool

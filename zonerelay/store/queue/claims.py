@@ -1,5 +1,4 @@
-"""Claims the deliveries of a queue: notes how far each range of its keys has been read, and reads pages from
-disk when claims need them.
+"""Claims the deliveries of a queue, and reads pages of its keys from disk when a claim needs them.
 
 The store keeps no mail in memory that waits: the window of the scheduler does (`queue/zone/window.py`). New
 mail is given to the scheduler when it is stored (`is_next`), and everything else is read from disk page by
@@ -93,7 +92,7 @@ class ReadyMail:
             insort(self._fresh, key)
 
     def remove(self, key: DeliveryKey) -> Delivery | None:
-        """Remove a delivery and return it, or return `None` if it is not here."""
+        """Remove a delivery and return it, or return `None` if it is not in memory."""
         delivery = self._known.pop(key, None)
         if delivery is None:
             return None
@@ -113,11 +112,13 @@ class ReadyMail:
         return self._fresh[at] if at < len(self._fresh) else None
 
     def first_due(self) -> Due | None:
-        """Return the deferred delivery with the earliest time."""
+        """Return the deferred delivery with the earliest due time."""
         return self._due[0] if self._due else None
 
     def pop_either(self, fresh: DeliveryKey | None, due: Due | None) -> Delivery | None:
-        """Remove and return one of the deliveries that `first_fresh` and `first_due` have returned."""
+        """Remove and return one of these two deliveries, taken from `first_fresh` and `first_due`. If there
+        are both, the two kinds alternate.
+        """
         if due is not None and (fresh is None or self._turn_of_due):
             key = due[1]
         elif fresh is not None:
@@ -145,7 +146,7 @@ class DiskRange:
         """The lowest key that was noted since the last read began."""
 
     def note(self, key: bytes) -> None:
-        """Note that `key` exists on disk and is not in memory."""
+        """Record that `key` exists on disk and is not in memory."""
         if self._lowest_noted is None or key < self._lowest_noted:
             self._lowest_noted = key
         if self.low is None or key < self.low:
@@ -153,7 +154,7 @@ class DiskRange:
             self.exact = True
 
     def gone(self, key: bytes) -> None:
-        """Note that the row at `key` was removed."""
+        """Record that the row at `key` was removed."""
         if key == self.low:
             self.exact = False
 
@@ -162,8 +163,8 @@ class DiskRange:
         return self.low or self.start
 
     def read_up_to(self, low: bytes | None, *, exact: bool = True) -> None:
-        """End a read after which memory holds everything below `low` (None means everything), as of its
-        start.
+        """End a read: memory now holds all rows below `low` that existed when the read began. None means all
+        rows of the range.
         """
         self.exact = exact
         noted = self._lowest_noted
@@ -211,7 +212,7 @@ class QueueCursors:
         return is_new and self._ready.first_since(delivery.message_id) is None
 
     def note_stored(self, key: DeliveryKey) -> None:
-        """Note that a delivery is stored whose message may be older than any other one."""
+        """Record a stored delivery, whose message may be older than all others in the queue."""
         if self.oldest:
             # Ids are assigned when a message begins, not when it is committed.
             self.oldest = min(self.oldest, self.fresh_range.start + key.message_id.encode("ascii"))
@@ -229,25 +230,25 @@ class QueueCursors:
             self._note_fresh(records.delivery_key(key))
 
     def put_back(self, deliveries: Iterable[Delivery]) -> None:
-        """Add deliveries whose claims were released, or that were read before they are claimed."""
+        """Add deliveries whose claims were released, or that were read but not claimed."""
         for delivery in deliveries:
             if not delivery.held:
                 self._ready.add(delivery.key, delivery)
 
     def look_for(self, key: DeliveryKey) -> None:
-        """Note that the delivery may be ready, but its state must be read."""
+        """Record that the delivery may be ready, so that the next claim reads its state from disk."""
         self._note_fresh(records.delivery_key(key))
         self.due_range.note(self.due_range.start)
         self.due_range.exact = False
 
     def forget(self, key: DeliveryKey) -> None:
-        """Remove a delivery that is being changed or was removed."""
+        """Remove a delivery from memory because it is being changed or was removed."""
         if self._touched is not None:
             self._touched.add(key)
         self._ready.remove(key)
 
     def spilled(self, domain: str, key: DeliveryKey) -> None:
-        """Note that a delivery skipped by `take` is now in the `delivery-domain` index."""
+        """Record that a delivery skipped by `take` is now in the `delivery-domain` index."""
         index_key = records.domain_key(key, domain)
         self.domain_range(domain).note(index_key)
 
@@ -296,12 +297,12 @@ class QueueCursors:
         return source
 
     def is_domain(self, source: DiskRange) -> bool:
-        """Return whether the range is the one of a domain."""
+        """Return whether the range belongs to the skipped deliveries of a domain."""
         return source not in (self.fresh_range, self.new_range, self.due_range)
 
     def skip_taken(self, keys: list[tuple[bytes, DeliveryKey]]) -> None:
-        """Move the mark of `due_range` to the first of `keys` (the rows from the mark on) that is neither
-        claimed nor in memory, or after all of them.
+        """Move the mark of `due_range` to the first of `keys` that is neither claimed nor in memory, or after
+        all of them. `keys` are the rows that begin at the mark.
         """
         touched = self._touched or set()
         self._touched = None
@@ -336,7 +337,9 @@ class QueueCursors:
     def absorb(
         self, source: DiskRange, deliveries: list[Delivery], low: bytes | None, now: float
     ) -> list[Delivery]:
-        """Return those deliveries of a read that are ready, not in memory, and unchanged since the read."""
+        """Return the deliveries of a page that are ready, not yet in memory, and unchanged since the read
+        began.
+        """
         touched = self._touched or set()
         self._touched = None
         source.read_up_to(low)
@@ -360,7 +363,7 @@ class QueueCursors:
             self.new_range.note(row)
 
     def _range_from(self, start: bytes) -> DiskRange:
-        """Return the range of keys from `start` on that are not in memory."""
+        """Return the range of fresh deliveries from the key `start` on that are not in memory."""
         new = self.new_range
         if new is None or start < new.start:
             low = self.fresh_range.low
@@ -383,7 +386,9 @@ class QueueCursors:
         return low is not None and low < self.due_range.start + records.due_field(now) + b"!"
 
     def _unskipped(self, skip: Collection[str]) -> DiskRange | None:
-        """Return the range of a domain that is no longer skipped, in case it is not claimed by name."""
+        """Return the range of a domain that is no longer in `skip`, so that its deliveries are claimed with
+        the others.
+        """
         for domain in list(self.domain_ranges):
             if domain not in skip and (source := self.take_domain(domain)) is not None:
                 return source
@@ -391,12 +396,12 @@ class QueueCursors:
 
 
 class ClaimCursors(dict[QueueName, QueueCursors]):
-    """The cursors of all queues, created when they are first used, and the claims from them. The methods are
-    those of `QueueStore`.
+    """The cursors of all queues, which are created when first used. It implements the claims of
+    `QueueStore`.
     """
 
     def __init__(self, keeper: QueueKeeper, in_flight: InFlight, *, empty: bool) -> None:
-        """Create the claims. With `empty` the spool has no deliveries, so nothing needs to be read."""
+        """Create the claim cursors. With `empty` the spool has no deliveries, so nothing needs to be read."""
         self._is_empty = empty
         self._keeper = keeper
         self._in_flight = in_flight
@@ -500,7 +505,7 @@ class ClaimCursors(dict[QueueName, QueueCursors]):
     async def _read(
         self, cursors: QueueCursors, source: DiskRange, wanted: int, now: float
     ) -> list[Delivery]:
-        """Read a page, and return the deliveries that can be claimed now."""
+        """Read a page of a range, and return the deliveries that can be claimed now."""
         with self._reading(cursors, source) as start:
             page = await self._read_page(cursors, source, start, wanted, now)
         if self.get(cursors.queue) is not cursors:

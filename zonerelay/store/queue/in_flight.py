@@ -57,7 +57,7 @@ class OpenMessage(msgspec.Struct, eq=False):
 
 
 class ReadResult(msgspec.Struct):
-    """The result of reading from disk. Data that does not exist is absent."""
+    """Deliveries and messages that were read from disk. A key in `asked` without an entry does not exist."""
 
     deliveries: dict[DeliveryKey, Delivery] = msgspec.field(default_factory=dict)
     messages: dict[MessageId, OpenMessage] = msgspec.field(default_factory=dict)
@@ -70,7 +70,7 @@ class ReadResult(msgspec.Struct):
         self.messages |= read.messages
 
     def drop(self, is_stale: Callable[[MessageId], bool]) -> None:
-        """Remove the data of messages that have changed."""
+        """Remove the messages that have changed since the read, and their deliveries."""
         for key in [key for key in self.asked if is_stale(key.message_id)]:
             self.asked.discard(key)
             self.deliveries.pop(key, None)
@@ -108,7 +108,9 @@ class InFlight:
         return key in self.claims or key in self.writing
 
     def state(self, key: DeliveryKey, found: ReadResult) -> Delivery | None:
-        """Return the state of a delivery that the next write will find, or `None` if it no longer exists."""
+        """Return the state that the next write to a delivery will find, or `None` if the delivery no longer
+        exists.
+        """
         if key in self.writing:
             return self.writing[key]
         return self.claims.get(key) or found.deliveries.get(key)
@@ -128,7 +130,7 @@ class InFlight:
         return entry
 
     def _evict(self) -> None:
-        """Drop the oldest messages if there are too many."""
+        """Forget the oldest messages without pending writes if there are too many in memory."""
         for oldest in list(islice(self._messages, EVICTED)):
             entry = self._messages.pop(oldest)
             if entry.writes or not self._messages:
@@ -167,13 +169,13 @@ class InFlight:
                 self._changed.clear()
 
     def is_stale(self, message_id: MessageId, since: int) -> bool:
-        """Return whether the message may have changed since that moment, while a `reading` was open."""
+        """Return whether the message may have changed since the moment `since` of an open `reading`."""
         return since < self._oldest_moment or self._changed.get(message_id, -1) >= since
 
     # --- writes under way
 
     def submitted(self, states: dict[DeliveryKey, Delivery | None], counts: dict[OpenMessage, int]) -> None:
-        """Note a submitted write with the resulting states and open counts."""
+        """Record a submitted write with the resulting states and open counts."""
         self.writing.update(states)
         for entry, count in counts.items():
             entry.open = count
@@ -190,7 +192,7 @@ class InFlight:
             self._oldest_moment = self.moment
 
     def landed(self, key: DeliveryKey, state: Delivery | None) -> bool:
-        """Note that a write is durable. Return false if a later write for the same delivery is pending."""
+        """Record that a write is durable. Return false if a later write for the same delivery is pending."""
         if self._readers:
             # A read that began earlier may have seen the state that this write replaces.
             self._note_changes((key,))
@@ -200,7 +202,7 @@ class InFlight:
         return True
 
     def settled(self, message_id: MessageId, entry: OpenMessage) -> bool:
-        """Note that a write for the message is durable. Return true if it has removed the message."""
+        """Record that a write for the message is durable. Return true if it has removed the message."""
         entry.writes -= 1
         if entry.open or entry.writes:
             return False
@@ -296,7 +298,9 @@ class WritePlan:
         self.size += _RECORD_SIZE
 
     def seal(self) -> None:
-        """Complete the operations and register them as in flight. The caller must submit them at once."""
+        """Complete the operations of the plan and register its changes as in flight. The caller must submit
+        them at once.
+        """
         for message_id, closed in self._closed.items():
             self._close(message_id, closed)
         self._in_flight.submitted(self.states, self._counts)

@@ -1,4 +1,5 @@
-"""Keeps a queue usable: its health, its free space, its counts, and its leftovers.
+"""Keeps a queue usable: watches its health and free space, counts its deliveries, and removes unfinished
+uploads.
 
 After a failed write nothing more is written until the keeper has repaired what it writes to. Until then new
 mail is refused, nothing is claimed, and all acknowledged data is kept. The order is: refuse, repair, read the
@@ -45,8 +46,9 @@ _log = logging.getLogger("zonerelay.store")
 
 
 class Health:
-    """The health of a store, with the reasons why it is unusable. Damage takes precedence over all others,
-    then the first cause. `on_change` is called with every new reason, and with None when there is none.
+    """The health of a store, with the reasons why it accepts no new mail. Damage takes precedence over all
+    others, then the first cause. `on_change` is called with every new reason, and with None when there is
+    none.
     """
 
     def __init__(self, on_change: Callable[[str | None], None]) -> None:
@@ -59,7 +61,7 @@ class Health:
         self.reason: Unhealthy | None = None
 
     def refuse(self, refusal: StoreError | None) -> None:
-        """Refuse every operation, or none any longer."""
+        """Refuse every operation with this error, or allow all operations again if it is `None`."""
         self.refusal = refusal
         self._tell()
 
@@ -93,14 +95,18 @@ class Health:
         return tuple(self._texts.values())
 
     def note(self, cause: str, text: str | None) -> None:
-        """Set or clear a note, a problem that does not refuse mail."""
+        """Set or clear a problem that is reported to operators but does not stop the store from accepting
+        mail.
+        """
         if text is None:
             self._texts.pop(cause, None)
         else:
             self._texts[cause] = text
 
     def set(self, cause: str, reason: Unhealthy | None, text: str = "") -> None:
-        """Set or clear the reason of a cause. `text` is shown to the operator in place of the reason."""
+        """Set the reason that a cause gives for refusing mail, or clear it with `None`. `text` is shown to
+        the operator in place of the reason.
+        """
         if self._closed:
             return
         before = self.reason
@@ -143,7 +149,9 @@ class SpaceWatch:
             self._wanted.set()
 
     def note(self, free: int) -> bool:
-        """Update the health with the free space, and return whether there is too little."""
+        """Set or clear `NO_SPACE` in the health according to the free space, and return whether there is too
+        little.
+        """
         left = free - self._least
         self._health.set("space", Unhealthy.NO_SPACE if left < 0 else None)
         # Fast writers must not use up the rest before the next check.
@@ -191,7 +199,9 @@ class Counts:
     """
 
     def __init__(self, left: bytes | None = None, before: "Counts | None" = None) -> None:
-        """Create the counts that replace those before a failed write, which may be stored all the same."""
+        """Create empty counts. `before` are the counts before a failed write, which may nevertheless have
+        been stored.
+        """
         self._before = None if before is None else before._shown
         self.is_whole = False
         self.left = left
@@ -238,7 +248,9 @@ class Counts:
 
 
 class QueueKeeper(abc.ABC):
-    """Maintains a queue. An instance belongs to the event loop that opened the queue."""
+    """Maintains one queue: repairs it after a failed write, and checks its space. An instance belongs to the
+    event loop that opened the queue.
+    """
 
     name = "the spool"
     submit: Submitter
@@ -267,19 +279,21 @@ class QueueKeeper(abc.ABC):
 
     @abc.abstractmethod
     def begin(self, last: MessageId | None) -> None:
-        """Start to count the deliveries and to remove unfinished uploads up to `last` in the background."""
+        """Start to count the deliveries in the background, and to remove unfinished uploads with ids up to
+        `last`.
+        """
 
     @abc.abstractmethod
     async def read(self, ask: Callable[[QueueReads], Coroutine[None, None, T]]) -> T:
-        """Read from the queue."""
+        """Call `ask` with the queue's read operations and return its result."""
 
     @abc.abstractmethod
     async def _look_at_space(self) -> None:
-        """Pass the free space to `space.note`."""
+        """Measure the free space and pass it to `space.note`."""
 
     @abc.abstractmethod
     async def _release(self) -> None:
-        """Write all submissions, then release everything."""
+        """Write all submissions, then close the engine."""
 
     # --- as in the contract; an engine may know more
 
@@ -299,7 +313,7 @@ class QueueKeeper(abc.ABC):
         self.health.check_usable()
 
     def note_removed(self, message_id: MessageId) -> None:  # noqa: B027 - most engines need nothing
-        """Note that a message was removed, for an engine that must reclaim the space."""
+        """Record that a message was removed, for an engine that must reclaim the space."""
 
     # --- background tasks
 
@@ -316,7 +330,7 @@ class QueueKeeper(abc.ABC):
         self._watcher = asyncio.get_running_loop().create_task(self.space.run())
 
     async def _sweep(self, last: MessageId) -> None:
-        """Remove the chunks of uploads that a crash has interrupted. New messages have higher ids than
+        """Remove the chunks of uploads that were interrupted by a crash. New messages have higher ids than
         `last`.
         """
         start: bytes | None = records.MESSAGE_PREFIX
@@ -345,8 +359,8 @@ class QueueKeeper(abc.ABC):
         return await self.read(lambda reads: reads.aborted_uploads(start, last))
 
     async def _clear(self, prefixes: Sequence[bytes]) -> None:
-        """Remove the chunks under these prefixes. Does not wait for other writes, because a spool on a full
-        disk may be usable for only some milliseconds.
+        """Remove the chunks of these messages. Does not wait for other writes, because a spool on a full disk
+        may be usable for only some milliseconds.
         """
         for prefix in prefixes:
             while keys := await self.read(functools.partial(QueueReads.keys_under, prefix=prefix)):
@@ -354,15 +368,17 @@ class QueueKeeper(abc.ABC):
                 await self.submit([(key, None) for key in keys])
 
     async def _tell_news(self) -> None:
-        """Announce all queues, because refused mail may have been stored if only its sync failed."""
+        """Report every queue to the scheduler, because mail whose write failed may be stored if only the sync
+        failed.
+        """
         for queue in await self.read(lambda reads: reads.queues()):
             self._on_news(queue)
 
     # --- failures
 
     def note_cut_off(self, message_id: MessageId) -> None:
-        """Note that an upload failed with the queue, which may have chunks of it. The next repair removes
-        them.
+        """Record that an upload failed because the queue failed. Its chunks may be stored; the next repair
+        removes them.
         """
         self._cut_off.add(message_id)
 

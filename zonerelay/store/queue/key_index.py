@@ -71,7 +71,7 @@ class KeyIndex:
         self._tasks = Tasks()
 
     async def _run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Call a method of this object in its thread."""
+        """Call a method of this object in the index's thread."""
         import sqlite3  # noqa: PLC0415 - a relay without keys does without
 
         try:
@@ -89,7 +89,9 @@ class KeyIndex:
         self._tasks.start(self._keep_published(page, settle, keep))
 
     async def _keep_published(self, page: KeyPages, settle: contract.SettleKey, keep: KeepKeys) -> None:
-        """Publish the keys of this spool at the start and whenever the register was created again."""
+        """Publish the idempotency keys of this spool at the start, and again whenever the index file was
+        recreated.
+        """
         last_error, is_first = "", True
         while True:
             try:
@@ -113,8 +115,8 @@ class KeyIndex:
             await asyncio.sleep(LOOK)
 
     async def _take_over(self, keep: KeepKeys) -> None:
-        """Move the keys of removed spools from the registers of earlier runs to this worker's spool. No other
-        place has them.
+        """Move the keys of removed spools from the index files of earlier runs to this worker's spool. These
+        keys are stored nowhere else.
         """
         for old in await self._run(self._earlier):
             last = ""
@@ -190,8 +192,8 @@ class KeyIndex:
         )
 
     def _add(self, keys: contract.KeptKeys) -> None:
-        """Add keys of this worker's spool. If two spools hold the same key, the one that expires later
-        wins.
+        """Add idempotency keys of this worker's spool to the index. If two spools hold the same key, the one
+        that expires later wins.
         """
         rows = [(name, *astuple(kept), self.worker) for name, kept in keys]
         with self._exclusive() as database:
@@ -224,19 +226,21 @@ class KeyIndex:
         self._complete = database
 
     def _begin_anew(self) -> None:
-        """Remove the file, and with it the list of workers that have published. The other workers notice
-        that.
+        """Delete the index file, and with it the list of workers that have published. The other workers
+        notice that.
         """
         self._database.close()
         forget_registers(self._directory)
 
     def _earlier(self) -> list[Path]:
-        """Return the registers of earlier runs."""
+        """Return the directories of the index files of earlier runs."""
         self._database.opened()
         return [each for each in self._directory.parent.iterdir() if each != self._directory]
 
     def _left_behind(self, old: Path, last: str) -> list[tuple[str, StoredKey]]:
-        """Return the next keys of removed spools in the register of another run. A damaged one has none."""
+        """Return the next keys of removed spools in the index file of an earlier run, or none if the file is
+        damaged.
+        """
         import sqlite3  # noqa: PLC0415 - as above
 
         gone = f"worker NOT IN ({', '.join(map(str, self._all))}) AND NOT pending"
@@ -268,7 +272,9 @@ class KeyIndex:
 
 
 def forget_registers(directory: Path) -> None:
-    """Remove registers that no worker uses, of another run or of a relay that now has one worker."""
+    """Delete index files that no worker uses: those of earlier runs, or of a relay that now has only one
+    worker.
+    """
     import shutil  # noqa: PLC0415 - most relays have none
 
     shutil.rmtree(directory, ignore_errors=True)

@@ -26,8 +26,8 @@ Foreign = Callable[[], Awaitable[str]]
 
 
 def _undo(write: Write) -> Write | None:
-    """Return the write that removes new mail. Its client has received 451 and will retry. Outcomes are
-    written again anyway.
+    """Return a write that removes the new mail of a refused write, or None if it contains no new mail. The
+    client has received 451 and will retry. Outcomes are written again anyway.
     """
     made = {
         key.split(b" ")[1] for key in write.changes if key[:8] == records.MESSAGE_PREFIX and key[-1:] == b"*"
@@ -39,7 +39,7 @@ def _undo(write: Write) -> Write | None:
 
 
 class PartitionKeeper(QueueKeeper):
-    """Maintains a queue in a partition, which enters the store again after a failure."""
+    """Maintains a queue in a partition, and enters the partition again after a failure."""
 
     def __init__(
         self,

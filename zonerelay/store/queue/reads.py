@@ -47,7 +47,7 @@ async def scanned(
     queue: QueueName | None,
     after: DeliveryKey | None,
 ) -> AsyncGenerator[Delivery, None]:
-    """Yield the deliveries of the pages of a queue, or of all queues, behind a key."""
+    """Yield the deliveries of a queue, or of all queues, page by page, after the key `after`."""
     prefix = records.DELIVERY_PREFIX if queue is None else records.queue_prefix(queue)
     start: bytes | None = prefix if after is None else records.delivery_key(after) + b"\0"
     while start is not None:
@@ -58,7 +58,9 @@ async def scanned(
 
 
 class QueueReads:
-    """Reads the deliveries of one queue. `name` is where left-over records are reported to be."""
+    """Reads the deliveries and messages of one queue. `name` is the place in which `left_over` reports
+    records.
+    """
 
     name = "the spool"
 
@@ -67,8 +69,8 @@ class QueueReads:
         self._on_unreadable = on_unreadable
 
     async def view(self) -> Self:
-        """Return reads that show one moment, for a long scan, which must be closed. Here each page shows a
-        moment of its own.
+        """Return read operations on a snapshot, for a long scan; the caller closes them. Without snapshots,
+        each page shows its own moment.
         """
         return self
 
@@ -88,7 +90,7 @@ class QueueReads:
         return (await self.keys.get([key]))[0]
 
     async def _rows(self, start: bytes, end: bytes, limit: int, *, values: bool = True) -> Iterable[Row]:
-        """Return the first rows of a range."""
+        """Return the first `limit` rows of a range."""
         found: list[Row] = []
         async for rows in pages(self.keys, start, end, rows=limit, values=values):
             found += rows
@@ -114,7 +116,7 @@ class QueueReads:
         return DeliveryPage(found, None, [])
 
     async def index(self, start: bytes, bound: bytes, end: bytes, wanted: int) -> DeliveryPage:
-        """Return the deliveries that index keys below `bound` refer to. Keys without a delivery are only
+        """Return the deliveries to which the index keys below `bound` refer. Keys without a delivery are only
         listed.
         """
         keys: list[bytes] = []
@@ -170,8 +172,8 @@ class QueueReads:
         return sorted(found, key=lambda delivery: (delivery.recipient, delivery.queue))
 
     async def oldest(self, start: bytes, end: bytes, now: float) -> tuple[bytes, float | None] | None:
-        """Return the key of the first delivery at or behind `start`, and `created` of the first one
-        whose `created` is not after `now` (None if the first `OLDEST_ROWS` contain none).
+        """Return the key of the first delivery at or after `start`, and the `created` time of the first
+        delivery that is not in the future at `now` (None if the first `OLDEST_ROWS` contain none).
         """
         first, left = None, OLDEST_ROWS
         cursor: bytes | None = start
@@ -207,7 +209,7 @@ class QueueReads:
     # --- messages
 
     async def messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
-        """Return those messages that exist and can be read."""
+        """Return those of these messages that exist and can be read."""
         found: dict[MessageId, Message] = {}
         raw = await self._each(list(map(records.metadata_key, ids)))
         for message_id, value in zip(ids, raw, strict=True):
@@ -243,7 +245,7 @@ class QueueReads:
             return message, OpenMessage(message, recipients, count_stored=True)
 
     async def message_and_body(self, message_id: MessageId) -> tuple[Message, OpenMessage, bytes | None]:
-        """Return a message and, if it has one chunk, its body, which a delivery reads next."""
+        """Return a message, its open count and, if the body has only one chunk, the body."""
         message, count = await self.message(message_id)
         if message.chunks != 1:
             return message, count, None
@@ -254,7 +256,7 @@ class QueueReads:
         return message, count, body
 
     async def states(self, keys: Sequence[DeliveryKey]) -> ReadResult:
-        """Return the deliveries and open messages that a change of these keys needs."""
+        """Return the deliveries and messages whose states must be known to change these keys."""
         found = ReadResult()
         found.deliveries = {delivery.key: delivery for delivery in await self.deliveries(keys)}
         for message_id in {key.message_id for key in keys}:
@@ -331,7 +333,9 @@ class QueueReads:
         return [key for key, _ in await self._rows(prefix, records.after(prefix), PAGE_ROWS, values=False)]
 
     async def left_over(self) -> str:
-        """Return a record that is not internal bookkeeping, readable or not."""
+        """Describe the first record, readable or not, that is not internal bookkeeping, or return "" if there
+        is none.
+        """
         hints, meta, counts = records.DOMAIN_PREFIX, b"meta ", b"meta open "
         starts = (b"\x01", records.after(hints), counts, records.after(meta))
         for start, stop in zip(starts, (hints, meta, records.after(counts), b"\xff"), strict=True):
@@ -346,7 +350,7 @@ class QueueReads:
         return None if raw is None else records.decode_kept(raw)
 
     async def kept_page(self, identity: str) -> list[tuple[str, StoredKey]]:
-        """Return the keys after an identity."""
+        """Return a page of the idempotency keys that follow `identity`."""
         start = after(records.once_key(identity)) if identity else records.ONCE_PREFIX
         found: list[tuple[str, StoredKey]] = []
         for key, value in await self._rows(start, records.after(records.ONCE_PREFIX), PAGE_ROWS):
@@ -358,8 +362,8 @@ class QueueReads:
         return found
 
     async def expired(self, start: bytes, now: float, most: int) -> list[tuple[str, bytes, bool]]:
-        """Return the expired identities from `start` on, each with its key in the index and whether it was
-        used again.
+        """Return the idempotency keys that have expired at `now`, from the index key `start` on, each with
+        its index key and whether it was used again.
         """
         found: list[tuple[str, bytes, bool]] = []
         stop = records.once_until_key("", now)

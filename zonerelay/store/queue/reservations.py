@@ -34,7 +34,8 @@ _log = logging.getLogger("zonerelay.store")
 
 @dataclass(eq=False, repr=False)
 class Reservations:
-    """Reserves idempotency keys in one spool. An instance belongs to the event loop that opened it.
+    """Reserves idempotency keys in one spool, so that concurrent submissions with the same key store one
+    message. An instance belongs to the event loop that opened it.
 
     `find` and `page` raise StoreError while the spool cannot be read. `keep` stores keys.
     `forget(now, most, is_used)` removes expired keys, except those that are used again. `usable` is the
@@ -93,7 +94,7 @@ class Reservations:
     async def _reserve(
         self, once: contract.IdempotencyKey, message_id: MessageId, deadline: float
     ) -> contract.StoredKey | None:
-        """Return the message that was stored with the key, if any."""
+        """Reserve the key. Return the message that was stored with it before, if any."""
         if (register := self.register) is None:
             return await self.find(once.identity)
         while True:
@@ -116,7 +117,7 @@ class Reservations:
                 await asyncio.sleep(LOOK_AGAIN)
 
     async def _settle(self, register: KeyRegister, identity: str, message_id: MessageId) -> None:
-        """Settle a reservation of this worker, depending on whether the spool has its message."""
+        """Confirm or remove a reservation of this worker, depending on whether the spool has its message."""
         await register.settle(identity, message_id, await self._is_kept(identity, message_id))
 
     async def _is_kept(self, identity: str, message_id: MessageId) -> bool:
@@ -135,8 +136,8 @@ class Reservations:
                 self._forgetting = self._tasks.start(self._forget())
 
     async def _look_whether(self, identity: str, message_id: MessageId) -> None:
-        """Settle a reservation after a failed write, depending on whether the repaired spool has its
-        message.
+        """Confirm or remove a reservation after a failed write, depending on whether the repaired spool has
+        its message.
         """
         while True:
             await self.usable()
@@ -149,8 +150,8 @@ class Reservations:
             return
 
     def _settled(self, identity: str, message_id: MessageId, *, is_kept: bool) -> None:
-        """Release the key after its write. No caller waits for the register, which keeps the order of
-        operations.
+        """Release the key after its write has ended. The register is updated in the background, in the order
+        of operations.
         """
         if (register := self.register) is not None:
             self._tasks.start(self._note(register, identity, message_id, is_kept=is_kept))
@@ -172,7 +173,7 @@ class Reservations:
     # --- the register
 
     def problems(self) -> tuple[str, ...]:
-        """Return the problems of the register."""
+        """Return the problem of the key register, if any."""
         problem = "" if self.register is None else self.register.problem
         return (f"{problem}: messages with an idempotency key are rejected temporarily",) if problem else ()
 

@@ -114,7 +114,7 @@ class PartitionStore:
         self._watch(self._write(ops, lazy=True), message_id)
 
     def _watch(self, written: asyncio.Future[None], message_id: MessageId) -> None:
-        """Watch the last write of an upload. If it fails, the chunks stored before must be removed."""
+        """Record the upload for cleanup if its last write fails, because earlier chunks may be stored."""
 
         def ended(written: asyncio.Future[None]) -> None:
             if written.cancelled() or written.exception() is not None:
@@ -209,8 +209,8 @@ class PartitionStore:
         return WritePlan(in_flight, found)
 
     async def _find(self, keys: Sequence[DeliveryKey]) -> ReadResult:
-        """Read the states of these deliveries that are not in memory. The caller must plan its write before
-        it awaits anything else.
+        """Read the states of those of these deliveries that are not in memory. The caller must plan its write
+        before it awaits anything else.
         """
         in_flight = self._in_flight
         found = ReadResult()
@@ -230,7 +230,9 @@ class PartitionStore:
     def _submit(
         self, plan: WritePlan, *, settled: Sequence[DeliveryKey] = (), lazy: bool = False
     ) -> asyncio.Future[None]:
-        """Submit a plan to the committer. It takes effect when it is durable, even if nobody waits for it."""
+        """Submit a planned write to the committer. It takes effect when it is durable, even if no caller
+        waits for it.
+        """
         claims = self._in_flight.claims
         # This check comes before memory is changed. After a refused write memory would stay ahead of the
         # disk.
@@ -247,7 +249,7 @@ class PartitionStore:
         return self._write(plan.ops, size=plan.size, lazy=lazy, applied=applied)
 
     def _apply(self, plan: WritePlan, settled: Sequence[DeliveryKey]) -> None:
-        """Update memory with a durable plan."""
+        """Update the state in memory after a planned write has become durable."""
         self._drop_claims(settled)
         stored: dict[QueueName, list[Delivery]] = {}
         for key, (old, new) in plan.transitions.items():
@@ -261,7 +263,9 @@ class PartitionStore:
                 self._keeper.note_removed(message_id)
 
     def _apply_step(self, key: DeliveryKey, old: Delivery | None, new: Delivery | None) -> bool:
-        """Apply the change of one delivery, and return whether it is one that may be given away."""
+        """Update memory with the change of one delivery, and return whether it may be given to the
+        scheduler.
+        """
         in_flight, cursors = self._in_flight, self._claims[key.queue]
         self._keeper.counts.move(key, old, new)
         if old is not None and old.next_attempt and (was_due := records.due_time(old)):
@@ -280,7 +284,9 @@ class PartitionStore:
         return False
 
     def _give(self, cursors: QueueCursors, deliveries: Sequence[Delivery]) -> None:
-        """Give new deliveries to the scheduler. Those that it does not take wait on disk for a claim."""
+        """Give new deliveries to the scheduler. Those that it does not accept stay on disk until they are
+        claimed.
+        """
         taken = self._on_stored(deliveries, all(map(cursors.is_next, deliveries)))
         for delivery in deliveries[:taken]:
             cursors.note_stored(delivery.key)

@@ -56,8 +56,8 @@ TURNS = 3
 
 
 class Confirmation(msgspec.Struct, frozen=True):
-    """A command such as WAIT, and the smallest acceptable number in its reply. `failure` describes a lower
-    one.
+    """A command that is sent after each batch, such as WAIT, and the smallest acceptable number in its reply.
+    `failure` describes the failure if the number is lower.
     """
 
     command: Command
@@ -153,7 +153,7 @@ class SharedConnection:
             self._break(_lost(error))
 
     async def _exchange(self) -> None:
-        """Send everything that was asked, and pass on the replies once the last one has arrived."""
+        """Send all queued commands in one pipeline, and pass on the replies once the last one has arrived."""
         self._sent, self._queue = self._queue, []
         confirm = self.confirm
         commands = [command for command, _ in self._sent] + [asked.command for asked in confirm]
@@ -184,7 +184,7 @@ class SharedConnection:
 
     @property
     def is_over(self) -> bool:
-        """Whether the wire is unusable. It is not reported when the server closes an idle connection
+        """Whether the connection is unusable. It is not reported when the server closes an idle connection
         (`timeout`), because no caller waits for a reply.
         """
         reader = self.connection._reader
@@ -198,7 +198,7 @@ class SharedConnection:
 
 
 def _judged(error: ResponseError) -> StoreError:
-    """Return the error for the caller, or raise it if the connection must not be used any longer."""
+    """Return the error for the caller of the command, or raise it if the connection must be closed."""
     text = str(error)
     # redis-py removes the code from the text if it has an exception for it.
     code = error.status_code or text.partition(" ")[0]
@@ -249,7 +249,7 @@ async def _connected(server: RedisEndpoint) -> AsyncIterator[driver.AbstractConn
 
 
 async def open_wire(server: RedisEndpoint) -> SharedConnection:
-    """Open a wire. Raises StoreError."""
+    """Open a connection that any number of callers can share. Raises StoreError."""
     async with _connected(server) as connection:
         return SharedConnection(connection, timeout=server.settings.timeout)
 

@@ -436,8 +436,8 @@ class RedisRecordStore:
         await self._connection.close()
 
     async def _ask(self, script: str, zone: str, *values: Argument) -> Reply:
-        """Run a script on the current wire. A wire that the server has closed is replaced, without a report
-        that limits are lost.
+        """Run a script on the current connection. A connection that the server has closed is replaced,
+        without a report that limits are lost.
         """
         with authority_errors():
             key = self._prefix + b"limits:" + records.field(zone)
@@ -463,8 +463,8 @@ _WAITAOF_SINCE = (7, 2)
 
 
 class ServerFacts(NamedTuple):
-    """What a server reports with INFO, the reasons why it is not durable, and whether its log is synced
-    before each reply.
+    """Properties of a Redis server from INFO, the reasons why it does not store data durably, and whether its
+    log is synced before each reply.
     """
 
     info: Mapping[str, str]
@@ -473,7 +473,7 @@ class ServerFacts(NamedTuple):
 
     @property
     def version(self) -> tuple[int, ...]:
-        """The version of the protocol."""
+        """The version of Redis with which the server is compatible."""
         return tuple(int(part) for part in self.info.get("redis_version", "0").split(".") if part.isdigit())
 
     @property
@@ -512,7 +512,7 @@ def check_server(facts: ServerFacts, settings: RedisSettings) -> None:
 
 
 def confirmations(facts: ServerFacts, settings: RedisSettings) -> tuple[Confirmation, ...]:
-    """Return the commands that are sent after each batch."""
+    """Return the commands that confirm the durability of each batch and are sent after it."""
     seconds = settings.timeout / 2
     asked = []
     if facts.can_wait_for_log:
@@ -525,7 +525,7 @@ def confirmations(facts: ServerFacts, settings: RedisSettings) -> tuple[Confirma
 
 
 async def server_facts(wire: SharedConnection) -> ServerFacts:
-    """Query the properties of the server. Raises StoreError."""
+    """Query a server's properties with INFO and CONFIG GET. Raises StoreError."""
     info = _lines(await wire.call("INFO"))
     settings: dict[str, str] = {}
     try:
@@ -560,7 +560,9 @@ _SCANNED = 1000
 
 
 async def tell_foreign_queue(server: RedisEndpoint) -> None:
-    """Report a queue of python-slimta. Raises nothing, because the engine reports a failing server."""
+    """Log a warning if the server contains a queue of python-slimta. Raises nothing, because the engine
+    reports a failing server.
+    """
     url, prefix = server.settings.url, server.settings.prefix
     with contextlib.suppress(StoreError):
         wire = await open_wire(server)

@@ -63,7 +63,9 @@ class DamagedSpoolError(StoreOpenError):
 
 
 class SyncMark(msgspec.Struct, frozen=True):
-    """The content of the file `synced`: the spool's format, and how many bytes of which log are durable."""
+    """The content of the file `synced`: the format of the spool, the number of its newest log, and the size
+    of the durable part of that log.
+    """
 
     format: str
     log: int
@@ -95,7 +97,7 @@ class DirectoryState(msgspec.Struct, frozen=True):
 
 
 def read_mark(directory: Path) -> SyncMark | None:
-    """Read the mark. Return None if there is none or it is unreadable. Raises OSError."""
+    """Read the file `synced`. Return None if it is missing or unreadable. Raises OSError."""
     try:
         found = _MARK.fullmatch((directory / MARK_NAME).read_bytes())
     except FileNotFoundError:
@@ -106,8 +108,8 @@ def read_mark(directory: Path) -> SyncMark | None:
 
 
 def judge(directory: Path, *, verify: bool = False) -> DirectoryState:
-    """Check a directory. With `verify` every log is read with checksums. Raises DamagedSpoolError, or
-    OSError.
+    """Check the files of a database directory before LevelDB opens it. With `verify` every log is read with
+    checksums. Raises DamagedSpoolError, or OSError.
     """
     refuse_half_repaired(directory)
     names = {entry.name for entry in directory.iterdir()}
@@ -142,9 +144,9 @@ def refuse_half_repaired(directory: Path) -> None:
 
 
 class RequiredFiles(NamedTuple):
-    """The state of the files that the next opening of an open database needs. `missing` describes missing
-    files, and `in_memory` is whether the database still has their content. `manifest` is the size of the
-    manifest.
+    """The state of the files that LevelDB will need when it opens a database, which is now open, again.
+    `missing` describes missing files, and `in_memory` is whether the database still has their content.
+    `manifest` is the size of the manifest.
     """
 
     manifest: int
@@ -153,7 +155,9 @@ class RequiredFiles(NamedTuple):
 
 
 def look_at(directory: Path, mark: SyncMark | None, manifest: int) -> RequiredFiles:
-    """Check the files of an open database, whose manifest had `manifest` bytes before. Raises OSError."""
+    """Check the files of an open database; `manifest` is the size of its manifest at the last check. Raises
+    OSError.
+    """
     try:
         path = directory / _manifest_name(directory, set(os.listdir(directory)))  # noqa: PTH208 - names alone
     except DamagedSpoolError as error:
@@ -202,7 +206,9 @@ def newest_log(directory: Path) -> tuple[int, int]:
 
 
 def last_written(directory: Path) -> float:
-    """Return a Unix time after which no log was written, or 0 if there is none. Raises OSError."""
+    """Return the time of the last write to any log (Unix time, rounded up), or 0 if there is no log. Raises
+    OSError.
+    """
     logs = [entry for entry in os.scandir(directory) if _LOG.fullmatch(entry.name)]
     return max((entry.stat().st_mtime + 1.0 for entry in logs), default=0.0)
 
@@ -255,7 +261,9 @@ def _read_manifest(directory: Path, name: str) -> parser.Manifest:
 
 
 def _table(directory: Path, names: set[str], table: parser.TableFile) -> str:
-    """Return the name of a table. Tables are never modified, so the size shows whether the end is missing."""
+    """Check that a table exists and has the right size, and return its file name. Tables are never modified,
+    so the size shows whether the end is missing.
+    """
     name = f"{table.number:06d}.ldb"
     if name not in names:
         raise DamagedSpoolError(directory, f"{name} is missing", _PUT_BACK)
@@ -285,8 +293,8 @@ def missing_logs(present: Iterable[int], manifest: parser.Manifest, mark: SyncMa
 def found_logs(
     logs: Iterable[tuple[Path, bytes]], mark: SyncMark | None, last_sequence: int, *, verify: bool
 ) -> list[FoundLog]:
-    """Read the logs. `last_sequence` is the highest number in the tables. If the numbers of a log do not
-    continue those of the log before, that one has lost its end.
+    """Read the content of the logs. `last_sequence` is the highest number in the tables. If the numbers of a
+    log do not continue those of the log before, that one has lost its end.
     """
     found: list[FoundLog] = []
     for path, raw in logs:
@@ -324,8 +332,8 @@ def _note_lost_end(log: FoundLog, missing: int) -> None:
 
 
 def write_mark(directory: Path, mark: SyncMark, *, syncs: bool = False) -> None:
-    """Overwrite the mark in place. After a power cut the previous mark may remain, which is valid too unless
-    it was lowered; then the caller `syncs`. Raises OSError.
+    """Overwrite the file `synced` in place. After a power cut the previous mark may remain, which is valid
+    too unless it was lowered; then the caller `syncs`. Raises OSError.
     """
     path, content = directory / MARK_NAME, mark.encode()
     try:

@@ -65,14 +65,16 @@ class LogContent(msgspec.Struct):
 
     @property
     def sequences(self) -> tuple[int, int] | None:
-        """The first number, and the number after the last one."""
+        """The sequence number of the log's first write, and the number that follows the last one."""
         if not self.records:
             return None
         return sequence_of(self.records[0])[0], sum(sequence_of(self.records[-1]))
 
     @property
     def writes_missing(self) -> int:
-        """The smallest number of missing writes, according to the numbers of the others."""
+        """The minimum number of missing writes, derived from the sequence numbers of the writes that
+        exist.
+        """
         missing = self.writes_missing_behind
         for before, after in itertools.pairwise(self.records):
             missing += max(sequence_of(after)[0] - sum(sequence_of(before)), 0)
@@ -80,7 +82,7 @@ class LogContent(msgspec.Struct):
 
 
 class _LogFragment(NamedTuple):
-    """A fragment of a log record. Kind 0 marks bytes that are not a fragment."""
+    """A fragment of a log record, as stored in one block. Kind 0 marks bytes that are not a fragment."""
 
     start: int
     end: int
@@ -128,8 +130,8 @@ def read_log(raw: bytes, *, synced: int = 0, verify: bool = True, batches: bool 
 
 
 def _is_torn(raw: bytes, last: _LogFragment) -> bool:
-    """Return whether the log ends as if its writer had been stopped, or as if the disk had not stored the
-    last bytes.
+    """Return whether the end of the log looks like an interrupted write, or like bytes that the disk did not
+    store.
     """
     if last.kind in (_FIRST, _MIDDLE):
         return True
@@ -177,7 +179,7 @@ def _next(raw: bytes, offset: int, end: int) -> int:
 
 
 def _follows(log: LogContent, payload: bytes) -> bool:
-    """Return whether the payload is a batch whose number can follow those of the log."""
+    """Return whether the payload is a batch whose sequence number can follow the batches already read."""
     try:
         operations = list(operations_of(payload))
     except FormatError:
@@ -188,7 +190,7 @@ def _follows(log: LogContent, payload: bytes) -> bool:
 
 
 def write_log(records: Iterable[bytes]) -> bytes:
-    """Encode these records as a log in LevelDB's format."""
+    """Encode records as a log in LevelDB's format."""
     out = bytearray()
     for record in records:
         start, first = 0, True
@@ -207,12 +209,14 @@ def write_log(records: Iterable[bytes]) -> bytes:
 
 
 def identities_in(octets: bytes) -> list[str]:
-    """Return the ids of messages that occur in keys of the spool in any bytes, each once."""
+    """Return the distinct message ids in all keys of the spool that these bytes contain."""
     return list(dict.fromkeys(found.decode("ascii") for found in _IDENTITY.findall(octets)))
 
 
 def named_in(octets: bytes) -> str:
-    """Return these ids as the end of a sentence, or "" if there are none."""
+    """Name the messages to which these bytes refer, for the end of an error message, or return "" if there
+    are none.
+    """
     named = identities_in(octets)
     more = "" if len(named) <= 10 else f" and {len(named) - 10} more"
     return f"; they refer to the messages {', '.join(named[:10])}{more}" if named else ""
@@ -222,7 +226,9 @@ def named_in(octets: bytes) -> str:
 
 
 def sequence_of(batch: bytes) -> tuple[int, int]:
-    """Return the number of a batch's first write, and the number of its writes. Raises FormatError."""
+    """Return the sequence number of a batch's first write, and the number of its writes. Raises
+    FormatError.
+    """
     if len(batch) < BATCH.size:
         raise FormatError("a batch is too short")
     sequence, count = BATCH.unpack_from(batch)
@@ -230,7 +236,9 @@ def sequence_of(batch: bytes) -> tuple[int, int]:
 
 
 def operations_of(batch: bytes) -> Iterator[tuple[bytes, bytes | None]]:
-    """Yield keys and new values. `None` deletes the key. Raises FormatError."""
+    """Yield the key and the new value of each operation in a batch. The value `None` deletes the key. Raises
+    FormatError.
+    """
     sequence_of(batch)
     reader = Decoder(batch, BATCH.size)
     while not reader.at_end:
@@ -398,8 +406,8 @@ def damaged_blocks(raw: bytes) -> list[tuple[int, int]]:
 
 
 def as_batch(entry: bytes, value: bytes) -> bytes | None:
-    """Encode an entry of a table as a batch of a log, with its original number. Return None if it is
-    invalid.
+    """Encode an entry of a table as a batch of a log, with its original sequence number. Return None if the
+    entry is invalid.
     """
     key, trailer = entry[:-8], int.from_bytes(entry[-8:], "little")
     sequence, kind = trailer >> 8, trailer & 0xFF

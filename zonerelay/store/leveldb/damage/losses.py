@@ -40,7 +40,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     acknowledged: bool = False
 
     def text(self, directory: Path) -> str:
-        """Return the description for operators."""
+        """Describe the loss for operators, with the paths of the files that are kept in `directory`."""
         text = self.what
         if self.messages:
             text += f"; they refer to {len(self.messages):,} message{'' if len(self.messages) == 1 else 's'}"
@@ -66,11 +66,13 @@ class Losses:
         self.open = tuple(loss for loss in self._all() if not loss.acknowledged)
 
     def problems(self) -> list[tuple[str, str]]:
-        """Return the ids of the losses and their descriptions."""
+        """Return the id and the description of each loss that was not dismissed."""
         return [(loss.id, f"the spool lost data: {loss.text(self.directory)}") for loss in self.open]
 
     def keep(self, log: Path, raw: bytes) -> tuple[str, str]:
-        """Keep a copy of the log. Return an id for its loss and the copy's name, or "" if that failed."""
+        """Keep a copy of a damaged log. Return an id for the loss and the copy's name, or "" if the copy
+        failed.
+        """
         identity = identity_of(raw)
         name = f"{identity}-{log.name}"
         try:
@@ -149,7 +151,7 @@ class Losses:
 
 
 def identity_of(raw: bytes) -> str:
-    """Return an id that is the same for the same damage, so that an interrupted start does not report it
+    """Derive a loss id from the damaged bytes, so that an interrupted start does not report the same damage
     twice.
     """
     return hashlib.sha256(raw).hexdigest()[:8]
