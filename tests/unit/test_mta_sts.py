@@ -443,6 +443,15 @@ async def test_a_fetch_ends_whatever_the_server_does(stage: Stage, monkeypatch: 
     assert (await stage.look_up()).problem == "no answer within 0.01 s"
 
 
+async def test_a_fetch_that_had_to_wait_has_not_failed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sts_policies, "FETCH_TIMEOUT", 0.01)
+    stage.policies._slots = asyncio.Semaphore(0)
+    assert (await stage.look_up()).problem == "its policy is still being fetched"
+    assert not stage.log.of_fetches()
+    stage.policies._slots.release()
+    assert id_of(await stage.look_up()) == "1"
+
+
 async def test_what_is_fetched_at_the_end_is_given_up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sts_policies, "FIRST_WAIT", 0.01)
     stage.domain.gate = asyncio.Event()

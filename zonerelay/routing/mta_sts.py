@@ -372,14 +372,19 @@ class StsPolicies:
 
     async def _fetch(self, zone: ZoneSettings, domain: str, policy_id: str) -> None:
         """Store the policy, or the reason why there is none. Never raises."""
+        began = None
         try:
-            async with asyncio.timeout(FETCH_TIMEOUT), self._slots:
+            async with asyncio.timeout(FETCH_TIMEOUT) as limit, self._slots:
+                began = asyncio.get_running_loop().time()
+                limit.reschedule(began + FETCH_TIMEOUT)
                 held = await self._fetched(zone, domain, policy_id)
             await self._keep(held)
         except (WebError, ValueError) as error:
             self._failed(domain, str(error))
         except TimeoutError:
-            self._failed(domain, f"no answer within {FETCH_TIMEOUT:g} s")
+            # Without a slot, the next look-up tries again, because nothing is known of the policy.
+            if began is not None:
+                self._failed(domain, f"no answer within {FETCH_TIMEOUT:g} s")
         except Exception as error:  # noqa: BLE001 - a bug here must not cost the domain its mail
             _log.exception("unexpected error while fetching a policy")
             self._failed(domain, f"internal error: {type(error).__name__}")
