@@ -448,6 +448,15 @@ def test_unusable_records_are_left_out_and_alone_they_are_invalid() -> None:
     assert reading(packet("MX", odd), KINDS["MX"]).status is DnsStatus.BAD
 
 
+def test_of_thousands_of_records_few_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"{NAME} 9 MX {each} {'a.' * 100}{NAME}." for each in range(2000)]
+    plain = packet("MX", *lines).to_wire(max_size=65535)
+    aliased = packet("MX", f"{NAME} 9 CNAME b.example.", *lines).to_wire(max_size=65535)
+    monkeypatch.setattr(dns.message, "from_wire", None)
+    assert len(read_answer(plain, NAME, KINDS["MX"]).records) == dns_answers.MAX_RECORDS
+    assert read_answer(aliased, NAME, KINDS["MX"]).status is DnsStatus.BAD
+
+
 def test_no_packet_that_was_cut_off_is_an_answer() -> None:
     for made in (
         packet("MX", f"{NAME} 9 CNAME b.example.", "b.example 9 MX 10 mx.example."),

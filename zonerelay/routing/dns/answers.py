@@ -195,6 +195,8 @@ TXT = RecordType("TXT", 16, _text)
 
 
 MAX_TTL = 2**31 - 1
+MAX_RECORDS = 200
+"""Records of all kinds in an answer. With names of many labels, those of one packet take a second to read."""
 TRY_TIMEOUT = 2.0
 """Seconds for one name server, out of the `dns.timeout` for all of them."""
 EDNS_PAYLOAD = 1232
@@ -249,6 +251,11 @@ def is_truncated(packet: bytes) -> bool:
     return len(packet) >= _HEADER.size and bool(_HEADER.unpack_from(packet)[1] & _TRUNCATED)
 
 
+def is_too_long(packet: bytes) -> bool:
+    """Return whether the answer has more records than are read unless they are plain."""
+    return len(packet) >= _HEADER.size and sum(_HEADER.unpack_from(packet)[2:]) > MAX_RECORDS
+
+
 def read_plain(packet: bytes, name: str, kind: RecordType[Record]) -> ParsedAnswer[Record]:
     """Return a plain answer to the query for `kind` of `name`. Raise ValueError, IndexError or struct.error
     if it is not plain.
@@ -270,7 +277,7 @@ def read_plain(packet: bytes, name: str, kind: RecordType[Record]) -> ParsedAnsw
         return ParsedAnswer(status, (), float(ttl), is_authentic)
     need(code == _NO_ERROR)
     ttl, records = MAX_TTL, dict[Record, None]()
-    for _ in range(answers):
+    for _ in range(min(answers, MAX_RECORDS)):
         *of, seconds, length = _RECORD.unpack_from(packet, at)
         start = at + _RECORD.size
         at = start + length

@@ -337,6 +337,8 @@ def read_answer(packet: bytes, name: str, kind: answers.RecordType[Record]) -> P
     try:
         return answers.read_plain(packet, name, kind)
     except (ValueError, IndexError, struct.error):
+        if answers.is_too_long(packet):
+            return ParsedAnswer(DnsStatus.BAD, (), 0.0)
         from zonerelay.routing.dns import dnspython_reader  # noqa: PLC0415 - most relays never need dnspython
 
         return dnspython_reader.read(packet, name, kind)
