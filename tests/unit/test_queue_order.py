@@ -15,7 +15,13 @@ from tests.support.queueing import NO_HOST, delivery, plan_claim, wants_claim
 from zonerelay.model.delivery import parse_queue, queue_of, queues_of
 from zonerelay.model.envelope import Priority
 from zonerelay.queue.destination.backlog import FRESH_WEIGHT, STRIDE, Backlog, MessageRow, Precedence
-from zonerelay.queue.destination.destinations import AGAIN_AT_ONCE, AT_ONCE, RouteLookups, UnroutedMail
+from zonerelay.queue.destination.destinations import (
+    AGAIN_AT_ONCE,
+    AT_ONCE,
+    OF_ONE_AT_ONCE,
+    RouteLookups,
+    UnroutedMail,
+)
 from zonerelay.queue.selection import BUSY, FRESH_STARTS, LEAST, LOOK, PATIENCE, BacklogThrottle
 from zonerelay.queue.zone.plan import MEASURED, UNASKED
 from zonerelay.telemetry.metrics.instruments import CpuDemand
@@ -271,6 +277,22 @@ def test_domains_without_a_route_do_not_keep_the_places_of_others() -> None:
         look_ups.ended(name, found=True)
     look_ups.want(line(again[0]))
     assert not [each for each in look_ups._again if again[0] in each.domains], "it had a route"
+
+
+def test_the_domains_of_one_organization_do_not_keep_the_places_of_others() -> None:
+    look_ups = RouteLookups()
+    names = [f"d{number}.silent.example" for number in range(2 * AT_ONCE)]
+    for name in [*names, "other.example"]:
+        look_ups.want(line(name))
+    *of_one, other = look_ups.take()
+    assert (of_one, other) == (names[:OF_ONE_AT_ONCE], "other.example")
+    look_ups.ended(names[0], found=False)
+    assert look_ups.take() == [names[OF_ONE_AT_ONCE]]
+    for name in (*names[1 : OF_ONE_AT_ONCE + 1], other):
+        look_ups.ended(name, found=False)
+    assert all_of(look_ups) == names[OF_ONE_AT_ONCE + 1 :]
+    assert not look_ups._held_back
+    assert not look_ups._under_way_of
 
 
 def test_no_more_of_them_are_remembered_than_was_promised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,11 +24,18 @@ from zonerelay.config.endpoints import NameServer, parse_listen
 from zonerelay.config.settings import DnsSettings
 from zonerelay.model.clock import ManualClock
 from zonerelay.routing import addresses
-from zonerelay.routing.addresses import OwnAddresses, ascii_domain, is_literal, is_private
+from zonerelay.routing.addresses import OwnAddresses, ascii_domain, is_literal, is_private, organization
 from zonerelay.routing.dns import answers as dns_answers
 from zonerelay.routing.dns import resolver as dns_resolver
 from zonerelay.routing.dns.answers import AAAA, CNAME, MX, TLSA, TXT, A, DnsStatus, ParsedAnswer, question
-from zonerelay.routing.dns.resolver import Hosts, Resolver, read_answer, system_names
+from zonerelay.routing.dns.resolver import (
+    MAX_CONCURRENT,
+    MAX_OF_ONE,
+    Hosts,
+    Resolver,
+    read_answer,
+    system_names,
+)
 from zonerelay.smtp.server.paths import literal_address
 
 
@@ -305,6 +312,32 @@ async def test_closing_gives_up_what_is_being_asked() -> None:
     await asked.close()
     with pytest.raises(asyncio.CancelledError):
         await caller
+
+
+async def test_names_of_one_organization_do_not_keep_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolver = Resolver(DnsSettings(servers=("192.0.2.1",), timeout=0.05), ManualClock(), hosts=Hosts({}))
+    asked: list[str] = []
+
+    async def never(name: str, *_: object) -> Any:
+        asked.append(name)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(resolver, "_read", never)
+    names = [f"mx{number}.silent.example" for number in range(MAX_CONCURRENT)]
+    asking = [asyncio.create_task(resolver.lookup(name, A)) for name in [*names, "mx.other.example"]]
+    # Those that had no place within their time have no answer.
+    late = await asyncio.gather(*asking[MAX_OF_ONE:-1])
+    assert {each.status for each in late} == {DnsStatus.TIMEOUT}
+    assert asked == [*names[:MAX_OF_ONE], "mx.other.example"]
+    await resolver.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [("mx.a.example.com", "example.com"), ("a.b.co.uk", "b.co.uk"), ("co.uk", "co.uk"), ("x", "x"), ("", "")],
+)
+def test_the_organization_of_a_name(name: str, whole: str) -> None:
+    assert organization(name) == whole
 
 
 # Our reader of plain DNS answers says what dnspython says, or nothing

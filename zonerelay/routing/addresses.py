@@ -48,6 +48,15 @@ def _encode(name: str) -> str:
         raise ValueError("not a valid internationalized domain name") from error
 
 
+def organization(name: str) -> str:
+    """Return the domain that was probably registered: the last two labels of a name, or three where the last
+    ones are as in co.uk. Whoever registered it can make any number of names below it.
+    """
+    labels = name.rsplit(".", 3)
+    is_two_parts = len(labels) > 2 and len(labels[-1]) == 2 and len(labels[-2]) <= 3
+    return ".".join(labels[-3:] if is_two_parts else labels[-2:])
+
+
 def is_literal(domain: str) -> bool:
     """Return whether a text has the form of an address literal, valid or not."""
     return domain.startswith("[")

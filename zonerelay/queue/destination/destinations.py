@@ -52,7 +52,7 @@ parameters. Policy:
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from weakref import WeakValueDictionary
@@ -68,6 +68,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import MessageId, Priority
 from zonerelay.model.reply import TLS_REQUIRED, Outcome, Reply, Scope, Verdict
 from zonerelay.queue.destination.backlog import DestinationQueue, FairQueue
+from zonerelay.routing.addresses import organization
 from zonerelay.routing.destinations.route import DestinationKey, DestinationLimits, Route, SiteKey
 
 HORIZON = 5.0
@@ -673,6 +674,8 @@ class Work(msgspec.Struct, eq=False):
 
 AT_ONCE = 50
 AGAIN_AT_ONCE = AT_ONCE // 5
+OF_ONE_AT_ONCE = AT_ONCE // 5
+"""Of domains of one organization, whose name servers may be silent."""
 
 KNOWN = 10_000
 """Domains without a route that are remembered."""
@@ -688,6 +691,9 @@ class RouteLookups:
         """Domains whose last look-up returned no route."""
         self._again: OrderedDict[UnroutedMail, None] = OrderedDict()
         self._again_under_way: set[str] = set()
+        self._under_way_of: Counter[str] = Counter()
+        self._held_back: dict[str, OrderedDict[UnroutedMail, None]] = {}
+        """Those that wait until fewer of their organization are under way."""
 
     def want(self, line: UnroutedMail) -> None:
         """Queue the route lookup for newly arrived mail."""
@@ -716,17 +722,34 @@ class RouteLookups:
             self._again_under_way.update(line.domains)
         while self._waiting and self._under_way < AT_ONCE:
             line = self._waiting.pop()
-            if not line.is_looked_up:  # the line may have been queued twice
+            if line.is_looked_up:  # the line may have been queued twice
+                continue
+            (whole,) = map(organization, line.domains)
+            if self._under_way_of[whole] < OF_ONE_AT_ONCE:
                 self._begin(line, domains)
+            else:
+                self._held_back.setdefault(whole, OrderedDict())[line] = None
         return domains
 
     def _begin(self, line: UnroutedMail, domains: list[str]) -> None:
         line.is_looked_up = True
         self._under_way += 1
+        self._under_way_of.update(map(organization, line.domains))
         domains += line.domains
 
     def ended(self, domain: str, *, found: bool) -> None:
         self._under_way -= 1
+        whole = organization(domain)
+        self._under_way_of[whole] -= 1
+        if not self._under_way_of[whole]:
+            del self._under_way_of[whole]
+        held_back = self._held_back.pop(whole, OrderedDict())
+        while held_back:
+            line = held_back.popitem(last=False)[0]
+            if not line.is_looked_up:
+                self._waiting.put_first(line)
+                self._held_back[whole] = held_back
+                break
         self._again_under_way.discard(domain)
         if found:
             self._failed.pop(domain, None)
@@ -739,5 +762,6 @@ class RouteLookups:
 
     def clear(self) -> None:
         """Forget the domains that wait."""
+        self._held_back.clear()
         self._waiting.clear()
         self._again.clear()

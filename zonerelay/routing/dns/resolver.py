@@ -43,6 +43,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from zonerelay.config.endpoints import NameServer, is_address, parse_name_server
 from zonerelay.config.settings import DnsSettings
@@ -51,7 +52,7 @@ from zonerelay.model.clock import Clock
 from zonerelay.model.reply import NO_NAMES, Reply
 from zonerelay.process.files import FileState, file_state
 from zonerelay.process.tasks import cancel_all
-from zonerelay.routing.addresses import ascii_domain
+from zonerelay.routing.addresses import ascii_domain, organization
 from zonerelay.routing.dns import answers
 from zonerelay.routing.dns.answers import TRY_TIMEOUT, Addresses, DnsAnswer, DnsStatus, ParsedAnswer, Record
 
@@ -400,6 +401,7 @@ MIN_TTL = 5.0
 FAILURE_TTL = 15.0
 MAX_RECORDS = 100  # as in Postfix since 3.9: a name with more addresses is an attack, not a mail system
 MAX_CONCURRENT = 200
+MAX_OF_ONE = MAX_CONCURRENT // 5  # names of one organization, whose name servers may be silent
 ANSWERS = 4  # of a domain: MX, A, AAAA, and TXT or TLSA
 
 
@@ -441,6 +443,7 @@ class Resolver:
         )
         self._asking: dict[tuple[str, str], asyncio.Task[DnsAnswer[Any]]] = {}
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
+        self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def when_restored(self, call: Callable[[float], object]) -> None:
         """Register `call`. It is called when an outage of the name servers is over, with the seconds for
@@ -534,9 +537,15 @@ class Resolver:
         return answer
 
     async def _ask(self, name: str, kind: answers.RecordType[Record]) -> DnsAnswer[Record]:
-        async with self._slots:
-            reading = await self._read(name, kind, self.settings.timeout)
-        self.watch.ended(name, reading.status)
+        share = self._shares.setdefault(organization(name), asyncio.Semaphore(MAX_OF_ONE))
+        reading = ParsedAnswer[Record](DnsStatus.TIMEOUT, (), 0.0)
+        with contextlib.suppress(TimeoutError):
+            # Names of others wait for their slot however long it takes.
+            async with asyncio.timeout(self.settings.timeout) as limit, share:
+                limit.reschedule(None)
+                async with self._slots:
+                    reading = await self._read(name, kind, self.settings.timeout)
+                self.watch.ended(name, reading.status)
         if self._observer is not None:
             self._observer.dns_asked(reading.status.name.lower())
         status, ttl, longest = reading.status, reading.ttl, self.settings.negative_ttl
