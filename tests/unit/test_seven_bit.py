@@ -145,6 +145,7 @@ REFUSED = {
     "parameters that take half an hour": message(
         b"\xff\r\n", f'Content-Type: multipart/mixed; a="{";" * 1_000_000}\r\n'
     ),
+    "addresses that take a second": f"To: {'ü<a@x.example>,' * 4096}\r\n\r\n".encode(),
     "a header without an end": b"X: " + b"x" * 1_100_000,
 }
 

@@ -81,7 +81,7 @@ arrives.
 _KEY = re.compile(rf"[!-~]{{1,{MAX_KEY}}}")
 # RFC 2046 5.1.1: a boundary has at most 70 characters. Its line has two more dashes before and perhaps after
 # it.
-_BOUNDARY_LINE = re.compile(rb"^--[^\r\n]{1,72}[ \t]*(?=\r?$)", re.MULTILINE)
+_BOUNDARY_LINE = re.compile(rb"^--[^\r\n]{1,72}+[ \t]*+(?=\r?$)", re.MULTILINE)
 _BOUNDARY_VALUE = re.compile(rb"(boundary=)[^\r\n]{1,100}", re.IGNORECASE)
 
 

@@ -28,7 +28,9 @@ from zonerelay.smtp.server import params
 from zonerelay.smtp.server.proxy_protocol import XClient
 
 MAX_AUTHORS = 4096  # characters of From fields; longer ones take the parser time and are not legitimate
-_ANY_ADDRESS = re.compile(r"""[^\s<>(),:;@"\\\[\]]++@[^\s<>(),:;"\\\[\]]++""")
+_LOCAL = r"""[^\s<>(),:;@"\\\[\]]"""
+# The look-behind lets the search start only where a word begins, which keeps it linear.
+_ANY_ADDRESS = re.compile(rf"""(?<!{_LOCAL}){_LOCAL}++@[^\s<>(),:;"\\\[\]]++""")
 
 
 class Grants(msgspec.Struct, frozen=True, kw_only=True):
