@@ -1,4 +1,5 @@
-"""The scheduler manages all zones of one worker: it wakes and stops them, and withdraws mail for an operator.
+"""Schedules the mail of all zones of one worker: wakes and stops the zones, and withdraws mail for operators'
+changes.
 
 STRATEGIES (policy → the harm it prevents). The strategies within a zone are listed in `zone/plan.py`.
 
@@ -72,7 +73,7 @@ class Scheduler:
         self._running = False
 
     async def start(self) -> None:
-        """Start the zones with the mail that the store holds. Raise StoreError."""
+        """Start the zones, including those that have mail in the store but no settings. Raise StoreError."""
         for queue in sorted(await self._store.queues()):
             if queue.is_mail:
                 self.zone(queue.zone).plan.window.of(queue.priority)
@@ -118,7 +119,7 @@ class Scheduler:
         self.wake(queue_of(name))
 
     def go_by_orders(self) -> None:
-        """Apply a changed set of suspensions and hold rules: restart the zones whose mail they affect."""
+        """Restart the zones whose mail is affected by a change of the suspensions."""
         if (orders := self._parts.orders) is not None:
             for name, zone in list(self._zones.items()):
                 if zone.is_served and zone.gate != orders.table.gate(zone.settings):
@@ -131,13 +132,15 @@ class Scheduler:
         return not other_routes and zone.retry == self._parts.retry and zone.settings == settings
 
     def provide(self, settings: ZoneSettings) -> None:
-        """Serve a zone that the configuration does not name, with these settings."""
+        """Add a zone that is not in the configuration, such as that of a mailbox."""
         self._provided[settings.name] = settings
         if not self._is_in_force(settings.name):
             self._renew(settings.name)
 
     def dismiss(self, name: str) -> bool:
-        """Forget a provided zone. Return false while some of its mail waits or is attempted."""
+        """Remove a zone that `provide` has added. Return false while some of its mail waits or is
+        attempted.
+        """
         zone = self._zones.get(name)
         if zone is not None:
             if zone.plan.round_robin.active or zone.plan.window.waiting:
@@ -167,7 +170,9 @@ class Scheduler:
     # Reasons to wake
 
     def stored(self, deliveries: Sequence[Delivery], is_next: bool) -> int:
-        """Take new deliveries of a queue that are durable (`store.contract.Stored`)."""
+        """Accept new, durable deliveries of a queue as far as there is room, and return how many
+        (`store.contract.Stored`).
+        """
         if not self._running:
             return 0
         try:
@@ -177,19 +182,19 @@ class Scheduler:
             return 0
 
     def notify(self, queue: QueueName) -> None:
-        """Note that there may be something to claim in a queue now. Cheap; never raises."""
+        """Look for claimable mail in a queue, because some may have been added. Cheap; never raises."""
         if self._running:
             self.zone(queue.zone).notify(queue.priority)
 
     def wake(self, queue: QueueName) -> None:
-        """Claim again: deliveries of the zone have changed, or other workers may have stored new ones in this
-        queue.
+        """Look for claimable mail in the zone again, because deliveries have changed or other workers may
+        have stored some in this queue.
         """
         if self._running:
             self.zone(queue.zone).wake(queue.priority)
 
     def granted(self, name: str) -> None:
-        """Note that the limits shared with other workers may allow the zone more."""
+        """Start transactions that the limits shared with other workers may now allow in a zone."""
         zone = self._zones.get(name)
         if self._running and zone is not None:
             zone.granted()
@@ -199,7 +204,9 @@ class Scheduler:
             zone.pump()
 
     def postponed(self, queue: QueueName, when: float) -> None:
-        """Note that a deferral is durable. The earliest of its deliveries is due at `when`."""
+        """Schedule a claim of deferred mail that has become durable. The earliest of its deliveries is due at
+        `when`.
+        """
         # The outbox itself checks a mailbox again, and may have dismissed it.
         if self._running and queue.kind is not QueueKind.MAILBOX:
             self.zone(queue.zone).postponed(when, queue.priority)
@@ -221,8 +228,8 @@ class Scheduler:
         return free
 
     async def withdraw_settled(self, keys: Collection[DeliveryKey]) -> set[DeliveryKey]:
-        """Withdraw deliveries as `withdraw` does, and wait until outcomes are durable. Otherwise a change
-        would miss the deliveries whose outcomes are being written when thousands are deferred at once.
+        """Withdraw deliveries as `withdraw` does, after their outcomes have become durable. Otherwise a
+        change would miss deliveries whose outcomes are being written when thousands are deferred at once.
         """
         free = self.withdraw(keys)
         try:
@@ -241,7 +248,7 @@ class Scheduler:
         return {key for zone in self._all_zones() for key in zone.plan.active_keys()}
 
     def give_back(self, keys: Collection[DeliveryKey]) -> None:
-        """Allow attempts of these deliveries again: the changes to them are stored."""
+        """Allow attempts of withdrawn deliveries again, after the changes to them were stored."""
         self._withdrawn.difference_update(keys)
         for name, some in _by_zone(keys).items():
             self.zone(name).give_back(some)
@@ -261,7 +268,7 @@ class Scheduler:
     # For status
 
     def problems(self) -> tuple[str, ...]:
-        """Return problems for an operator: mail in zones that the configuration does not name."""
+        """Return problems for operators: zones that have mail but are not in the configuration."""
         stored = {
             queue.zone
             for queue, counts in self._store.counts().items()
@@ -276,8 +283,8 @@ class Scheduler:
         )
 
     def destinations(self) -> Iterator[tuple[str, Destination]]:
-        """Yield the destinations of each zone that have mail or are suspended. They may change during the
-        iteration.
+        """Yield, with the zone's name, the destinations that have mail or are suspended. They may change
+        during the iteration.
         """
         now = self._clock.now()
         for name, zone in list(self._zones.items()):
@@ -291,12 +298,12 @@ class Scheduler:
             yield name, sum(suspended), len(suspended) - sum(suspended)
 
     def destination_of(self, zone: str, domain: str) -> Destination | None:
-        """Return the destination of a domain, or None if a lookup would be needed."""
+        """Return the destination of a domain, or None if its route is not known."""
         found = self._zones.get(zone)
         return None if found is None else found.plan.destination_of(domain)
 
     def new_mail_rate(self, zone: str) -> float:
-        """Return how many new deliveries of a zone per second have started lately, or infinity if this is not
+        """Return the recent number of new deliveries started per second in a zone, or infinity if it is not
         known.
         """
         found = self._zones.get(zone)
@@ -349,7 +356,7 @@ class Scheduler:
 
 
 def _by_name(zones: Sequence[ZoneSettings]) -> dict[str, ZoneSettings]:
-    """Return the settings by zone, with those of the default zone, which need not be configured."""
+    """Return the settings of each zone by name. The default zone is included even if it is not configured."""
     return {DEFAULT_ZONE: ZoneSettings()} | {zone.name: zone for zone in zones}
 
 

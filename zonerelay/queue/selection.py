@@ -140,7 +140,7 @@ class BacklogThrottle:
 
     def started(self, *, is_fresh: bool) -> None:
         """Count the start of a batch, of fresh mail or of backlog (including deferred mail). Fresh mail that
-        is deferred without an attempt, because its host is suspended, counts as started.
+        is deferred without an attempt, because its host is suspended, is counted too.
         """
         if is_fresh:
             self._fresh += 1
@@ -158,8 +158,8 @@ class BacklogThrottle:
         self.is_used_up = self._left <= 0
 
     def look(self, seconds: float, busy: float) -> None:
-        """Update the rate, `seconds` after the last update or the beginning. `busy` is the share of this time
-        for which the loop was busy.
+        """Update the rate with the counts of the `seconds` since the last update or the beginning. `busy` is
+        the share of this time for which the loop was busy.
         """
         self.is_looked_at = self._other > 0 or self.rate < math.inf
         self._fresh_rate += (self._fresh / seconds - self._fresh_rate) * MEMORY
@@ -215,8 +215,8 @@ KNOWN = 20_000
 
 
 class SlowStart:
-    """Limits the connections to unproven and slow destinations of one zone, which may have `most`
-    connections.
+    """Limits the connections of one zone to unproven and slow destinations. `most` is the zone's connection
+    limit.
     """
 
     def __init__(self, most: int) -> None:
@@ -233,15 +233,15 @@ class SlowStart:
         self._past: BoundedDict[DestinationKey, bool] = BoundedDict(KNOWN)
 
     def _eighths(self, count: int) -> int:
-        """Return how many connections are so many eighths of those of the zone."""
+        """Return `count` eighths of the zone's connection limit, but at least 1."""
         return max(1, self.most * count // 8)
 
     def __bool__(self) -> bool:
-        """Return whether a destination is waiting."""
+        """Return whether a destination is waiting to be admitted."""
         return any(row for _, row in self._rows)
 
     def admits(self, destination: Destination) -> bool:
-        """Return whether these limits allow a destination another transaction."""
+        """Return whether slow start allows a destination another transaction."""
         return destination in self._wishing or self._has_room(destination.standing)
 
     def _has_room(self, kind: Standing) -> bool:
@@ -259,22 +259,20 @@ class SlowStart:
         return kind is Standing.SLOW or failing < self._eighths(1 if new_wait else 2)
 
     def put_aside(self, destination: Destination) -> None:
-        """Keep a destination that was not admitted."""
+        """Add a destination that was not admitted to those that wait."""
         new = 0 if destination.has_fresh else 1
         number = {Standing.FAILING: 2, Standing.SLOW: 3}.get(destination.standing, new)
         self._rows[number][1][destination] = None
 
     def sort(self) -> None:
-        """Sort the waiting destinations again, because fresh mail may have become backlog."""
+        """Move waiting destinations whose fresh mail has become backlog to those without fresh mail."""
         fresh, other = self._rows[0][1], self._rows[1][1]
         for destination in [each for each in fresh if not each.has_fresh]:
             del fresh[destination]
             other[destination] = None
 
     def next(self, may_go: Callable[[Destination], bool]) -> Destination | None:
-        """Return a waiting destination that would be admitted now and may start, or None. It no longer waits
-        here.
-        """
+        """Remove and return a waiting destination that is admitted now and may start, or return None."""
         for _ in self._rows:
             kind, row = self._rows[self._at]
             self._at = (self._at + 1) % len(self._rows)
@@ -284,8 +282,8 @@ class SlowStart:
         return None
 
     def wishes(self, destination: Destination) -> None:
-        """Count an admitted destination that is waiting for a connection slot. It then starts, or `gives_up`
-        is called.
+        """Count an admitted destination as waiting for a connection slot, until it starts or `gives_up` is
+        called.
         """
         kind = destination.standing
         if kind is not Standing.QUICK and destination not in self._wishing:
@@ -306,7 +304,7 @@ class SlowStart:
             self._active[kind] += 1
 
     def ended(self, destination: Destination) -> None:
-        """Note that one of the transactions of a destination has ended."""
+        """Record that one of the transactions of a destination has ended."""
         while len(destination.counted) > destination.active:
             self._uncount(destination)
 
@@ -326,13 +324,13 @@ class SlowStart:
     # The memory of past standings
 
     def remember(self, destination: Destination) -> None:
-        """Remember the standing of a destination that is about to be forgotten."""
+        """Store the standing of a destination that is about to be removed from memory."""
         kind = destination.standing
         if kind is Standing.QUICK or kind is Standing.SLOW:
             self._past[destination.key] = destination.is_slow
 
     def recall(self, destination: Destination) -> None:
-        """Restore the remembered standing of a destination that is used again."""
+        """Restore the stored standing of a destination that is used again."""
         is_slow = self._past.pop(destination.key, None)
         if is_slow is not None:
             destination.suspension.is_proven, destination.is_slow = True, is_slow
@@ -343,7 +341,9 @@ class SlowStart:
 
 
 class RoundRobin:
-    """Selects the next destination of one zone by round robin. `active` counts transactions."""
+    """Selects the next destination of one zone by round robin. `active` is the number of active
+    transactions.
+    """
 
     def __init__(
         self, zone: ZoneSettings, rates: Rates, shared: ZoneAllowance | None, throttle: BacklogThrottle
@@ -397,7 +397,7 @@ class RoundRobin:
             self._sites.pop(site.key, None)
 
     def clear(self) -> None:
-        """Remove everything that is queued, for a shutdown."""
+        """Remove all queued destinations, for a shutdown."""
         for destination in self._ungranted:
             self._give_up(destination)
         self._has_ended = True
@@ -409,13 +409,15 @@ class RoundRobin:
         self.next_turn = None
 
     def sort(self) -> None:
-        """Sort the queues again, because fresh mail may have become backlog (`zone/window.py`)."""
+        """Move queued destinations whose fresh mail has become backlog to those without fresh mail
+        (`zone/window.py`).
+        """
         for queue in self._queues.values():
             queue.sort()
         self._slow_start.sort()
 
     def offer(self, destination: Destination, now: float, *, new: bool = False) -> None:
-        """Queue a destination if it has work and may start some. `new` says that its mail is new."""
+        """Queue a destination if it has mail and may start transactions. `new` is true if its mail is new."""
         if not destination.waiting:
             return
         if destination.is_queued:
@@ -465,7 +467,7 @@ class RoundRobin:
         return None
 
     def start(self, destination: Destination, tick: float) -> Ticket | None:
-        """Count a starting transaction, and return the ticket for its send times if a rate applies."""
+        """Count a starting transaction. Return its ticket if a rate applies to the destination."""
         destination.begins(tick)
         destination.site.changed()
         self.active += 1
@@ -480,7 +482,9 @@ class RoundRobin:
         return ticket
 
     def end(self, destination: Destination, ticket: Ticket | None, now: float) -> None:
-        """Count a transaction that has ended. Lines that waited for a connection at its hosts come first."""
+        """Count a transaction that has ended. Destinations that were waiting for a connection to its hosts
+        come first.
+        """
         destination.active -= 1
         destination.site.changed()
         self.active -= 1
@@ -497,7 +501,7 @@ class RoundRobin:
         return any(line is not destination for line in destination.site.blocked)
 
     def goes_on(self, destination: Destination, now: float, tick: float) -> bool:
-        """Return whether the visit may continue before the waiting destinations are visited."""
+        """Return whether the visit of a destination may continue before other destinations are visited."""
         return (
             destination.waiting > 0
             and destination.standing is Standing.QUICK
@@ -509,7 +513,7 @@ class RoundRobin:
         )
 
     def _is_preceded(self, destination: Destination) -> bool:
-        """Return whether other destinations have mail that comes first."""
+        """Return whether another destination has mail that must be sent before this destination's."""
         urgency = destination.urgency
         if self._urgencies and any(STRIDE[each] < STRIDE[urgency] for each in self._stands()):
             return True
@@ -518,13 +522,13 @@ class RoundRobin:
         return self._queues[urgency].has_fresh or self._throttle.is_used_up
 
     def quick(self, destination: Destination) -> None:
-        """Note that the destination has answered in time, for the first time or again."""
+        """Record that the destination has answered in time."""
         if self._slow_start.quick(destination):
             self._append(destination)
 
     def changed(self, key: SiteKey, now: float, *, earlier: bool) -> None:
-        """Note that a batch to the site has used its send time, or ended without one. In the second case
-        lines there may be due `earlier`.
+        """Queue destinations at a site again, because a batch has used its send time or has ended without
+        one. In the second case other destinations there may be due `earlier`.
         """
         site = self._sites.get(key)
         if site is not None:
@@ -533,7 +537,9 @@ class RoundRobin:
             self._unblock(site, now)
 
     def granted(self, now: float) -> None:
-        """Note that shared limits may allow this worker more slots or earlier send times."""
+        """Queue destinations again, because shared limits may allow this worker more slots or earlier send
+        times.
+        """
         if self._shared is not None:
             self._slow_start.most = -(-self._most // self._shared.owners)
         ungranted, self._ungranted = self._ungranted, {}
@@ -566,8 +572,8 @@ class RoundRobin:
         return False
 
     def emptied(self, destination: Destination) -> None:
-        """Cancel the request for a slot of a destination whose mail was withdrawn. A request that remained
-        would keep the slot from other destinations for good.
+        """Cancel a destination's request for a slot after its mail was withdrawn. Otherwise the request would
+        keep the slot from other destinations permanently.
         """
         if not destination.waiting:
             self._ungranted.pop(destination, None)
@@ -580,7 +586,7 @@ class RoundRobin:
         self._slow_start.gives_up(destination)
 
     def _append(self, destination: Destination, *, first: bool = False, new: bool = False) -> None:
-        """Queue a destination, even if its mail has left or is withdrawn."""
+        """Queue a destination, even if it no longer has waiting mail."""
         priority = destination.urgency if destination.waiting else Priority.NORMAL
         destination.stands_as = priority
         queue = self._queues[priority]
@@ -604,7 +610,7 @@ class RoundRobin:
 
     def _may_go(self, destination: Destination) -> bool:
         """Return whether a destination may start now. A backlog for thousands of unknown hosts must not start
-        before fresh mail.
+        while fresh mail is next, or while the throttle stops backlog.
         """
         if destination.has_fresh or not destination.waiting:
             return True
@@ -629,9 +635,7 @@ class RoundRobin:
         return destination
 
     def _is_admitted(self, destination: Destination) -> bool:
-        """Return whether the recent responses of a destination also allow a start. If not, the destination
-        waits where it will be found.
-        """
+        """Return whether slow start admits a destination. If not, add the destination to those that wait."""
         if destination.standing is Standing.QUICK:
             return True
         if destination.active and not destination.suspension.is_proven:  # it has one until it answers
@@ -671,7 +675,7 @@ class RoundRobin:
             self._append(heapq.heappop(self._aside)[2])
 
     def _hurry(self, waiting: list[tuple[float, int, Destination]]) -> None:
-        """Queue some of the destinations that wait aside."""
+        """Queue destinations that were waiting for a send time."""
         if waiting:
             for entry in sorted(waiting):
                 self._append(entry[2])

@@ -30,7 +30,9 @@ STRIDE = {Priority.HIGH: 1, Priority.NORMAL: 5, Priority.BULK: 25}
 
 
 class Precedence:
-    """The order of priorities in a destination queue, in a zone's round robin, or in its claims."""
+    """Chooses between priorities by weight: for a destination queue, a zone's round robin, or a zone's
+    claims.
+    """
 
     __slots__ = ("_at", "_now")
 
@@ -39,7 +41,7 @@ class Precedence:
         self._now = 0
 
     def pick(self, waiting: Iterable[Priority]) -> Priority:
-        """Pick one of the priorities that wait. There must be at least one."""
+        """Return the priority whose turn it is among those with waiting mail. There must be at least one."""
         now, places = self._now, self._at
         # The stride breaks ties: urgent mail goes first.
         at, stride, chosen = min((max(places.get(each, 0), now), STRIDE[each], each) for each in waiting)
@@ -49,8 +51,8 @@ class Precedence:
 
 
 class MessageRow:
-    """Deliveries grouped by message, oldest message first. Callers check that it is not empty (`bool`) before
-    they take one.
+    """A queue of deliveries that are grouped by message, oldest message first. Callers check that it is not
+    empty (`bool`) before they take one.
 
     With `apart`, each domain of a message is a group of its own.
     """
@@ -80,8 +82,8 @@ class MessageRow:
             self._groups[name] = both
 
     def take(self, limit: int, domains: int = 1) -> list[Delivery]:
-        """Remove and return up to `limit` deliveries of the oldest message. If domains are apart, they have
-        at most `domains` domains.
+        """Remove and return up to `limit` deliveries of the oldest message. With `apart`, they belong to at
+        most `domains` domains.
         """
         taken = self._take_group(limit)
         while self._apart and domains > 1 and len(taken) < limit and self._next() == taken[0].message_id:
@@ -104,7 +106,7 @@ class MessageRow:
         return taken
 
     def remove(self, key: DeliveryKey) -> Delivery | None:
-        """Forget a delivery and return it, or return None if it is not here."""
+        """Remove a delivery and return it, or return None if it is not in the queue."""
         name = self._group_of(key) if self._apart else key.message_id
         group = self._groups.get(name)
         if isinstance(group, dict):
@@ -138,8 +140,8 @@ class MessageRow:
 
     @staticmethod
     def _group_of(one: Delivery | DeliveryKey) -> str:
-        """Return the name of the group if domains are apart. Names sort as messages do, because ids have a
-        fixed length.
+        """Return the name of a delivery's group, for use with `apart`. Names sort as messages do, because ids
+        have a fixed length.
         """
         return f"{one.message_id} {domain_of(one.recipient)}"
 
@@ -175,7 +177,7 @@ class Backlog:
 
     @property
     def has_fresh(self) -> bool:
-        """Whether mail that is not backlog is waiting for its first attempt."""
+        """Whether new mail, which is not backlog, is waiting for its first attempt."""
         return bool(self._fresh)
 
     def add(self, delivery: Delivery, since: MessageId | None = None) -> None:
@@ -211,7 +213,7 @@ class Backlog:
         return sum(each.next_attempt <= 0 and each.message_id >= since for each in sorted_anew)
 
     def remove(self, key: DeliveryKey) -> Delivery | None:
-        """Forget a delivery and return it, or return None if it is not waiting here."""
+        """Remove a delivery and return it, or return None if it is not in the queue."""
         delivery = self._fresh.remove(key) or self._again.remove(key)
         if delivery is not None:
             self.waiting -= 1
@@ -314,8 +316,8 @@ _Line = TypeVar("_Line", bound=DestinationQueue)
 
 
 class FairQueue(Generic[_Line]):
-    """Destination queues with and without fresh mail, each at most once, in weighted order. Each kind is in
-    order of arrival, except that every second selection takes a `new` one first.
+    """A queue of destination queues in weighted order: those with fresh mail and those without it. Each is in
+    order of arrival, except that every second selection of fresh mail prefers `new` ones.
     """
 
     __slots__ = ("_first", "_fresh", "_fresh_taken", "_may_overtake", "_new", "_other")
@@ -337,8 +339,8 @@ class FairQueue(Generic[_Line]):
         return bool(self._fresh or self._other or self._first)
 
     def append(self, waiting: _Line, *, new: bool = False) -> None:
-        """Add a queue. `new` says that no mail of it waited or was being sent when its mail arrived; it
-        matters only for fresh mail.
+        """Add a destination queue. `new` is true if no mail of it was waiting or being sent when its mail
+        arrived; this matters only for fresh mail.
         """
         if waiting.has_fresh:
             self._fresh[waiting] = None
@@ -348,16 +350,18 @@ class FairQueue(Generic[_Line]):
             self._other[waiting] = None
 
     def put_first(self, waiting: _Line) -> None:
-        """Put a queue that has waited elsewhere first."""
+        """Add a destination queue at the front, because it has already waited elsewhere."""
         self._first[waiting] = None
 
     def hasten(self, waiting: _Line) -> None:
-        """Move a queue to those with fresh mail after fresh mail has arrived."""
+        """Move a destination queue to those with fresh mail, if it is waiting here and fresh mail has arrived
+        for it.
+        """
         if waiting.has_fresh and self._other.pop(waiting, self) is None:
             self._fresh[waiting] = None
 
     def sort(self) -> None:
-        """Move queues whose mail is no longer fresh to the others."""
+        """Move destination queues that no longer have fresh mail to those without it."""
         for each in [each for each in self._fresh if not each.has_fresh]:
             del self._fresh[each]
             self._new.pop(each, None)
@@ -365,17 +369,17 @@ class FairQueue(Generic[_Line]):
 
     @property
     def has_fresh(self) -> bool:
-        """Whether a queue with fresh mail is waiting."""
+        """Whether a destination queue with fresh mail, or one put first, is waiting."""
         return bool(self._fresh or self._first)
 
     @property
     def fresh_is_next(self) -> bool:
-        """Whether a queue with fresh mail is next."""
+        """Whether a destination queue with fresh mail would be returned next."""
         return bool(self._fresh) and self._fresh_taken < FRESH_WEIGHT
 
     def pop(self, *, fresh_only: bool = False) -> _Line:
-        """Remove and return the next queue. A line must wait, and `has_fresh` must be true for
-        `fresh_only`.
+        """Remove and return the next destination queue. At least one must be waiting, and for `fresh_only`
+        `has_fresh` must be true.
         """
         if self._first:
             waiting = self._first.popitem(last=False)[0]
@@ -395,7 +399,7 @@ class FairQueue(Generic[_Line]):
         return waiting
 
     def remove(self, waiting: _Line) -> None:
-        """Remove a queue out of order."""
+        """Remove a destination queue, wherever it is waiting here."""
         for each in (self._first, self._fresh, self._new, self._other):
             each.pop(waiting, None)
 

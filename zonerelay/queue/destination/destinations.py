@@ -99,16 +99,16 @@ class Pacer:
 
     @property
     def due(self) -> float:
-        """The time at which the next batch may start."""
+        """The earliest time at which the next batch may start."""
         return max(self.next_start, self.next_turn)
 
     @property
     def is_crowded(self) -> bool:
-        """Whether enough batches have started for now. They must take their turns first."""
+        """Whether as many started batches as allowed are waiting for a send time."""
         return self.pending >= self._most_pending
 
     def is_over(self, now: float) -> bool:
-        """Return whether nothing is lost by starting again without this state."""
+        """Return whether this state can be discarded without exceeding the rate."""
         return not self.pending and self.due <= now
 
     def start(self, now: float) -> None:
@@ -116,12 +116,12 @@ class Pacer:
         self.next_start = self._after(self.next_start, now)
 
     def give_back(self) -> None:
-        """Return a start that did not lead to a transaction."""
+        """Undo the count of a start that did not lead to a transaction."""
         self.pending -= 1
         self.next_start -= self.interval
 
     def take(self, now: float) -> None:
-        """Use a send time, not before `next_turn`."""
+        """Record that a transaction starts at `now`, which must not be before `next_turn`."""
         self.last = now
         self.next_turn = self._after(self.next_turn, now)
 
@@ -141,7 +141,7 @@ without one, so that others may start earlier.
 
 
 class SiteRates:
-    """The send times at one site, by rate, and the present rate of each of its destinations."""
+    """The send times at one site, for each rate, and the current rate of each destination at the site."""
 
     __slots__ = ("__weakref__", "_pacers", "_rate_of", "key")
 
@@ -171,8 +171,9 @@ class SiteRates:
 
 
 class Pace:
-    """The send times of one destination, limited by the rates of its site and of its zone. `leased` are those
-    that it has if other workers share the rates, and may become earlier at any time.
+    """The send times of one destination, limited by the rates of its site and of its zone. `leased` are the
+    send times that other workers have granted it if they share the rates; they may become earlier at any
+    time.
     """
 
     __slots__ = ("_line", "_rates", "leased", "site")
@@ -199,12 +200,12 @@ class Pace:
         return all(pacer.due <= now and not pacer.is_crowded for pacer in self.pacers)
 
     def expect(self, waiting: int) -> None:
-        """Note how many deliveries are waiting to start. Only leased turns use this."""
+        """Report how many deliveries are waiting to start. Only `leased` uses this."""
         if self.leased is not None:
             self.leased.expect((self.site.key, self._line), waiting)
 
     def start(self, now: float) -> Ticket:
-        """Return the ticket of a batch that starts now."""
+        """Count a batch that starts now, and return its ticket."""
         self._rates.remember(self.site, now)
         return Ticket(self, now)
 
@@ -213,7 +214,9 @@ class Pace:
 
 
 class Ticket:
-    """The send times that one batch waits for and uses. `end` is called when the batch is over."""
+    """A batch's place among the batches that wait for send times of a rate. `end` is called when the batch is
+    over.
+    """
 
     __slots__ = ("_pending", "_started", "pace", "taken")
 
@@ -229,16 +232,16 @@ class Ticket:
 
     @property
     def due(self) -> float:
-        """The next available send time."""
+        """The earliest time at which the rates allow the batch its next transaction."""
         return max((pacer.next_turn for pacer in self.pace.pacers), default=_NEVER)
 
     def arrived(self, now: float) -> None:
-        """Note that the connection of the batch is established."""
+        """Record that the connection of the batch is established."""
         if self.pace.leased is not None:
             self.pace.leased.arrived(now - self._started)
 
     def take(self, now: float) -> None:
-        """Use a send time, not before `due`."""
+        """Record that a transaction of the batch starts at `now`, which must not be before `due`."""
         for pacer in self.pace.pacers:
             pacer.take(now)
         if not self.taken:
@@ -248,7 +251,7 @@ class Ticket:
             self.pace.changed(earlier=False)
 
     def end(self) -> None:
-        """End the batch. It can be called more than once."""
+        """Release the unused send time of a batch that has ended. It can be called more than once."""
         if not self.taken:
             self.taken = True
             for pacer in self._pending:
@@ -257,8 +260,8 @@ class Ticket:
 
 
 class Rates:
-    """The rates of one zone. Changes are reported to `changed`. They outlive the zone's plan when settings
-    are replaced; otherwise a reload would reset them.
+    """The rates of one zone and of its sites. `changed` is called when a send time changes. The rates outlive
+    the zone's plan when settings are replaced; otherwise a reload would reset them.
     """
 
     def __init__(self) -> None:
@@ -273,7 +276,7 @@ class Rates:
         self._max_busy = MAX_BUSY
 
     def configure(self, rate: Rate | None) -> None:
-        """Apply the rate of the zone itself."""
+        """Set the rate that applies to the zone as a whole."""
         self._zone_rate = rate
         if rate is None or self.lessor is not None:
             self.zone = None
@@ -294,7 +297,7 @@ class Rates:
         return Pace(self, known, line, leased)
 
     def remember(self, site: SiteRates, now: float) -> None:
-        """Keep the state of a site that is about to use send times."""
+        """Keep the state of a site, because a batch to it is starting."""
         self._busy[site.key] = site
         if len(self._busy) > self._max_busy:
             self._busy = {key: site for key, site in self._busy.items() if not site.is_over(now)}
@@ -400,7 +403,9 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
         return self._last_place
 
     def failed(self, epoch: int, reply: Reply, others: int, now: float) -> Transition:
-        """Note that a transaction reached no host while `others` were active."""
+        """Record that a transaction reached no host; `others` is the number of transactions that were active
+        at the same time.
+        """
         self.reply = reply
         if epoch != self.epoch:
             return Transition.NONE
@@ -426,7 +431,7 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
         return Transition.NONE
 
     def learn(self, outcomes: Sequence[Outcome], *, epoch: int, others: int, now: float) -> Transition:
-        """Update the state from the outcomes of an attempt. Without outcomes it contacted no peer."""
+        """Update the state with the outcomes of an attempt. Without outcomes it contacted no peer."""
         if outcomes and outcomes[0].verdict is Verdict.DELIVERED:
             return self.succeeded(epoch)
         failure = _host_failure(outcomes)
@@ -442,9 +447,7 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
         return transition
 
     def take_at_most(self, connections: int) -> None:
-        """Note that the hosts refused mail on one more connection than these, and accepted it on one of
-        these.
-        """
+        """Record that the hosts accept mail on this number of connections but refused it on one more."""
         if not self._failures and (self._ceiling is None or connections < self._ceiling):
             self._lower_ceiling(connections)
 
@@ -484,7 +487,7 @@ def suspended(reply: Reply | None) -> Reply:
 
 
 def _talked(outcome: Outcome) -> bool:
-    """Return whether a peer replied, whatever the reply was."""
+    """Return whether a peer replied, whatever its reply was."""
     if outcome.scope is Scope.HOST:
         return outcome.verdict is not Verdict.DEFERRED
     return outcome.scope is Scope.RECIPIENT or outcome.scope is Scope.MESSAGE
@@ -500,7 +503,7 @@ def _host_failure(outcomes: Sequence[Outcome]) -> Outcome | None:
 
 
 class Standing(enum.Enum):
-    """How a destination has responded recently, which limits its share of the zone's connections."""
+    """The recent responsiveness of a destination, which limits its share of the zone's connections."""
 
     QUICK = enum.auto()
     NEW = enum.auto()
@@ -541,7 +544,9 @@ class Site:
         self._counts: list[tuple[int, int]] | None = None
 
     def changed(self) -> None:
-        """Note that a line, a limit or the number of active transactions has changed."""
+        """Discard the cached counts after a change of a destination queue, a limit or the number of active
+        transactions.
+        """
         self._counts = None
 
     def has_room(self, destination: Destination, now: float) -> bool:
@@ -602,7 +607,7 @@ class Destination(DestinationQueue):
         return Standing.FAILING if self.is_slow or self.suspension.is_failing else Standing.NEW
 
     def renew(self, route: Route, zone: ZoneSettings, rates: Rates, now: float) -> None:
-        """Use this route from now on."""
+        """Replace the destination's route."""
         self.route = route
         until = max(route.expires, now + ROUTE_MIN_USE)
         # The look-up of one domain must not prolong the route of another, which may require TLS by tomorrow.
@@ -621,8 +626,8 @@ class Destination(DestinationQueue):
         self.begun += 1
 
     def per_minute(self, tick: float) -> int:
-        """Return the transactions of the last sixty seconds, assuming that those of the minute before were
-        evenly spaced.
+        """Estimate the number of transactions in the last sixty seconds, assuming that those of the previous
+        minute were evenly spaced.
         """
         left = (self.minute_ends - tick) / MINUTE
         return round(self.begun + self.before * left if left > 0 else self.begun * max(1 + left, 0.0))
@@ -682,7 +687,7 @@ KNOWN = 10_000
 
 
 class RouteLookups:
-    """The route lookups of one zone."""
+    """Schedules the route lookups of one zone."""
 
     def __init__(self) -> None:
         self._waiting: FairQueue[UnroutedMail] = FairQueue()
@@ -693,10 +698,10 @@ class RouteLookups:
         self._again_under_way: set[str] = set()
         self._under_way_of: Counter[str] = Counter()
         self._held_back: dict[str, OrderedDict[UnroutedMail, None]] = {}
-        """Those that wait until fewer of their organization are under way."""
+        """Lookups that wait until fewer lookups of the same organization are under way."""
 
     def want(self, line: UnroutedMail) -> None:
-        """Queue the route lookup for newly arrived mail."""
+        """Queue the route lookup for a domain that has new mail."""
         if line.is_looked_up:
             return
         if not self._failed.keys().isdisjoint(line.domains):
@@ -710,7 +715,7 @@ class RouteLookups:
         line.sought = True
 
     def sort(self) -> None:
-        """Sort the waiting lookups again after fresh mail has become backlog."""
+        """Move lookups for mail that has become backlog behind those for fresh mail."""
         self._waiting.sort()
 
     def take(self) -> list[str]:
@@ -761,7 +766,7 @@ class RouteLookups:
         return bool(self._waiting or self._again)
 
     def clear(self) -> None:
-        """Forget the domains that wait."""
+        """Discard all waiting lookups."""
         self._held_back.clear()
         self._waiting.clear()
         self._again.clear()

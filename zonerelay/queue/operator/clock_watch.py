@@ -87,7 +87,9 @@ class ClockWatch:
         )
 
     def confirm(self) -> bool:
-        """Count the leap as time that has passed. Return false if there is none."""
+        """Accept the last forward jump of the clock as time that has really passed. Return false if there was
+        no jump.
+        """
         found = self._present() is not None
         self._leap = None
         return found

@@ -36,7 +36,7 @@ class QueueFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs_message(self) -> bool:
-        """Whether a delivery matches only if `matches_sender` says so too."""
+        """Whether `matches_sender` must also return true for a delivery to match."""
         return self.sender is not None
 
     @property

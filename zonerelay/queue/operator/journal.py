@@ -1,4 +1,5 @@
-"""What an undo needs: the journal of operators' changes (who changed what and why, and the previous state).
+"""Keeps a journal of operators' changes (who changed what and why, and the previous state), so that they can
+be undone.
 
 A *change* is one command that changes the queue. Its id is the same in all workers. For each change a worker
 writes two files next to its spool: `ID.json` records who did what, and `ID.log` holds the deliveries that it
@@ -53,7 +54,9 @@ class JournalError(Exception):
 
 
 class DeliverySnapshot(NamedTuple):
-    """The fields of a delivery that operators can change, and `attempts`, which reveals later attempts."""
+    """The fields of a delivery that an operator can change. `attempts` is included to detect later
+    attempts.
+    """
 
     queue: QueueName
     held: bool
@@ -103,7 +106,7 @@ class Act(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Journal:
-    """Stores the operators' changes of a worker. `directory` is created with the first one."""
+    """The journal of operators' changes in one worker. `directory` is created with the first change."""
 
     def __init__(self, directory: Path, clock: Clock) -> None:
         self._directory = directory
@@ -114,7 +117,7 @@ class Journal:
         self._size = 0
 
     async def begin(self, act: Act) -> None:
-        """Start a change. Raise JournalError if its id is invalid or used by an earlier change."""
+        """Begin to record a change. Raise JournalError if its id is invalid or used by an earlier change."""
         if _ID.fullmatch(act.id) is None:
             raise JournalError(f"{act.id!r} is not the id of a change; expected 8 hexadecimal digits")
         if act.id in self._running:
@@ -131,7 +134,9 @@ class Journal:
             self._cannot_write(act.id, error)
 
     async def note(self, act_id: str, entries: Sequence[JournalEntry]) -> bool:
-        """Store entries durably. Return false if that fails; then the whole change cannot be undone."""
+        """Write entries of a change and sync them. Return false if that fails; then the whole change cannot
+        be undone.
+        """
         if entries and act_id not in self._problems:
             try:
                 await OPERATORS.run(self._append, act_id, entries)
@@ -144,7 +149,9 @@ class Journal:
         self._problems[act_id] = self._unwritten = f"the journal cannot be written: {error.strerror}"
 
     def problems(self) -> tuple[str, ...]:
-        """Return why the latest change cannot be undone, if it could not be recorded."""
+        """Return the reason why the latest change could not be recorded and cannot be undone, if there is
+        one.
+        """
         return (f"{self._directory}: {self._unwritten}",) if self._unwritten else ()
 
     def break_off(self, act_id: str) -> None:
@@ -185,8 +192,8 @@ class Journal:
         return await OPERATORS.run(self._acts)
 
     async def entries(self, act_id: str) -> AsyncGenerator[list[JournalEntry], None]:
-        """Yield the entries that were noted. A frame that a crash has truncated is skipped, because the store
-        was not changed yet.
+        """Yield the recorded entries of a change. A frame that a crash has truncated is skipped, because the
+        store was not changed yet.
         """
         pieces = self._pieces(act_id)
         while (piece := await OPERATORS.run(next, pieces, None)) is not None:

@@ -177,14 +177,14 @@ class RerouteError(Exception):
 
 
 class RerouteRun:
-    """Moves the deliveries of one change to other zones. `left` counts, by reason, the deliveries that stay
-    where they are.
+    """Moves the deliveries of one change to other zones. `left` counts the deliveries that are not moved, by
+    reason.
     """
 
     def __init__(
         self, zones: Zones, *, to_zone: str = "", next_hop: str = "", ask_again: bool = False
     ) -> None:
-        """Check the target. Raise RerouteError unless exactly one target is given and the zone exists."""
+        """Create the reroute. Raise RerouteError unless exactly one target is given and the zone exists."""
         if sum(map(bool, (to_zone, next_hop, ask_again))) != 1:
             raise RerouteError("no target selected: specify a zone, a next hop, or that the routes choose")
         self._zones = zones
@@ -201,7 +201,7 @@ class RerouteRun:
 
     @property
     def note(self) -> str:
-        """A description of the target, and of why some deliveries stay."""
+        """A description of the target, and of the deliveries that are not moved."""
         left = [f"{count:,} are not moved: {why}" for why, count in self.left.most_common()]
         return "; ".join((f"to {self.aim}", *left))
 
@@ -278,8 +278,8 @@ RACES = 5
 
 
 class ChangeCounts(msgspec.Struct, frozen=True):
-    """The result of a change, in counts of deliveries. `changed` can be less than `matched - busy`, because
-    some deliveries already were as wanted, or left the queue.
+    """The result of an operator's change, in numbers of deliveries. `changed` can be less than `matched -
+    busy`, because some deliveries already were in the requested state, or left the queue.
 
     For an undo, `gone` deliveries have left the queue, and `altered` ones were changed by something else
     since.
@@ -303,7 +303,9 @@ class VerbProgress(Protocol):
 
 
 class ChangeRun(TypedDict, total=False):
-    """How a change is carried out: who reads its progress, and the act under which the journal has it."""
+    """Optional arguments of a change: the object that counts its progress, and the `Act` under which the
+    journal records it.
+    """
 
     progress: VerbProgress | None
     act: Act | None
@@ -333,7 +335,7 @@ class Operations:
     # Reading commands
 
     def left_out(self) -> tuple[str, ...]:
-        """Return a message about what the replies of a damaged store omit."""
+        """Return a warning that replies omit unreadable records, if the store is damaged."""
         return (LEFT_OUT,) if self.store.unhealthy() is Unhealthy.DAMAGED else ()
 
     async def select(
@@ -344,9 +346,9 @@ class Operations:
         *,
         after: DeliveryKey | None = None,
     ) -> AsyncGenerator[Selected, None]:
-        """Yield matching deliveries zone by zone, the oldest message first. The message is None if it is
-        unreadable. With `after`, only deliveries behind that key are yielded. It was the last key of the
-        previous page, and its delivery may have left.
+        """Yield matching deliveries zone by zone, oldest message first. The message is None if it is
+        unreadable. With `after`, the last key of the previous page, only later keys are yielded; its delivery
+        may have left the queue.
         """
         left = sys.maxsize if limit is None else limit
         async with aclosing(self.matching(wanted, progress, most=SHOWN, within=SOON, after=after)) as batches:
@@ -375,7 +377,7 @@ class Operations:
         )
 
     async def open_deliveries(self, message_id: MessageId) -> list[Delivery]:
-        """Return the deliveries of a message. Raise MessageNotFoundError if all are in the bin."""
+        """Return the open deliveries of a message. Raise MessageNotFoundError if all are in the bin."""
         found = await self.store.deliveries_of(message_id)
         deliveries = [each for each in found if each.queue.kind is not QueueKind.BIN]
         if found and not deliveries:
@@ -391,8 +393,8 @@ class Operations:
     async def summary(
         self, wanted: QueueFilter, by: str, *, exact: bool, progress: VerbProgress | None = None
     ) -> SummaryCount:
-        """Count the matches by one property. Without `exact` the counts for a large queue are estimated from
-        a sample, so that the reply comes within about a second.
+        """Count the matching deliveries by one property. Without `exact` the counts for a large queue are
+        estimated from a sample, so that the reply comes within about a second.
         """
         every = 1 if exact or wanted.reaches_bin else max(1, self._total(wanted.zone) // SAMPLE)
         tally = SummaryCount(every, self.clock.now())
@@ -409,12 +411,12 @@ class Operations:
         return tally
 
     def _site(self, delivery: Delivery, _message: Message | None) -> str:
-        """Return the hosts that the zone has found for the domain."""
+        """Return the hosts that the zone has looked up for the delivery's domain."""
         found = self.scheduler.destination_of(delivery.zone, delivery.domain)
         return UNKNOWN if found is None else found.label
 
     def _reply(self, delivery: Delivery, message: Message | None) -> str:
-        """Return the last reply, or why there is none."""
+        """Return the last reply to a delivery, or the reason why it has not been attempted."""
         if delivery.attempts:
             return reply_key(delivery)
         if order := self.order_of(delivery, message):
@@ -425,7 +427,7 @@ class Operations:
     # Changing commands
 
     async def retry(self, wanted: QueueFilter, *, at: float = 0.0, **run: Unpack[ChangeRun]) -> ChangeCounts:
-        """Make deliveries due at `at` (Unix seconds), or now if it is 0."""
+        """Make deliveries due at `at` (Unix seconds; 0 is now)."""
         due = at or self.clock.now()
 
         async def retry(deliveries: Sequence[Delivery], act: Act | None) -> int:
@@ -467,8 +469,8 @@ class Operations:
     async def drop(
         self, wanted: QueueFilter, *, purge: bool = False, **run: Unpack[ChangeRun]
     ) -> ChangeCounts:
-        """Move deliveries to the bin, from which an undo can restore them. Mail is deleted at once without an
-        act, with `purge`, which also deletes what is in the bin, and for rows of the outbox.
+        """Move deliveries to the bin, from which an undo can restore them. Without an act, with `purge` (also
+        for mail in the bin), and for rows of the outbox, the mail is deleted at once.
         """
         until = self.clock.now() + KEPT
 
@@ -515,7 +517,9 @@ class Operations:
         return result
 
     async def release_orders(self, over: Sequence[Order]) -> int:
-        """Release exactly the deliveries that these orders have held. Return the number of deliveries."""
+        """Release exactly the deliveries that these suspensions and hold rules have held. Return the number
+        of deliveries.
+        """
         ids = {order.id for order in over}
         counts = self.store.counts().values()
         if self.store.is_counted() and not any(each.held for each in counts):
@@ -537,11 +541,11 @@ class Operations:
             await asyncio.sleep(AGAIN)  # another change has withdrawn some of them
 
     async def correct(self, change: Callable[[Delivery], Delivery]) -> ChangeCounts:
-        """Apply a change to the deliveries that it alters, except held ones."""
+        """Apply a correction to all deliveries that it changes, except held ones."""
         return await self._correct(ALL, lambda each: each if each.held else change(each))
 
     async def ask_names_again(self, after: float) -> None:
-        """Make mail that was deferred because of a DNS outage due in `after` seconds."""
+        """Make deliveries that were deferred because of a DNS outage due in `after` seconds."""
         due = self.clock.now() + after
 
         def sooner(delivery: Delivery) -> Delivery:
@@ -554,7 +558,7 @@ class Operations:
         self._wake(self.store.counts())
 
     def suspension_of(self, delivery: Delivery) -> tuple[float, Reply] | None:
-        """Return until when the destination of a delivery is suspended, and the reason."""
+        """Return the time until which a delivery's destination is suspended, and the reply that caused it."""
         found = self.scheduler.destination_of(delivery.zone, delivery.domain)
         if found is None or found.suspended_until is None or found.suspension.reply is None:
             return None
@@ -589,8 +593,8 @@ class Operations:
     async def _update(
         self, deliveries: Sequence[Delivery], change: _Change, act: Act | None
     ) -> set[DeliveryKey]:
-        """Record the change in the journal, and then carry it out in the store. A delivery that has changed
-        in between is noted and changed again. Return the keys of what was changed.
+        """Record a change in the journal, and then apply it to the store. If a delivery was modified in
+        between, this is repeated for it. Return the keys of the changed deliveries.
         """
         changed: set[DeliveryKey] = set()
         left = {each.key: each for each in deliveries}
@@ -614,7 +618,9 @@ class Operations:
         return changed
 
     async def _note_final(self, deliveries: Sequence[Delivery], act: Act | None) -> None:
-        """Record what is about to leave the queue, so that a change that is killed shows how much it was."""
+        """Record deliveries that are about to leave the queue, so that their number is known if the change is
+        killed.
+        """
         if act is not None:
             states = ((each.key, DeliverySnapshot.of(each)) for each in deliveries)
             await self.journal.note(act.id, [JournalEntry(key, state, state) for key, state in states])
@@ -663,8 +669,8 @@ class Operations:
     async def _look_elsewhere(
         self, missing: Sequence[JournalEntry], states: dict[DeliveryKey, DeliverySnapshot]
     ) -> None:
-        """Find the missing deliveries that were moved to another queue since, or restored by an undo that a
-        crash interrupted. They have not left the queue.
+        """Find missing deliveries that were moved to another queue, or were restored by an undo that a crash
+        interrupted. They have not left the queue.
         """
         origins = {entry.key[1:]: entry.key for entry in missing}
         queues = [queue for queue, counts in self.store.counts().items() if counts.total] if missing else []
@@ -680,7 +686,9 @@ class Operations:
     async def _over(
         self, verb: str, wanted: QueueFilter, work: _Work, **run: Unpack[ChangeRun]
     ) -> ChangeCounts:
-        """Withdraw matching deliveries, apply `work` to them and return them, batch by batch."""
+        """Apply `work` to the matching deliveries batch by batch. Each batch is withdrawn from scheduling
+        before and returned afterwards.
+        """
         result, act = ChangeCounts(), run.get("act")
         try:
             async with aclosing(self.matching(wanted, run.get("progress"))) as batches:
@@ -745,14 +753,14 @@ class Operations:
         return self._suspended(delivery, message, delivery.state(now))
 
     def _suspended(self, delivery: Delivery, message: Message | None, state: DeliveryState) -> DeliveryState:
-        """Return the state, taking suspensions, hold rules and unreachable hosts into account."""
+        """Return the state of a delivery, corrected for suspensions, hold rules and unreachable hosts."""
         if state in (DeliveryState.HELD, *_WAITING) and self.order_of(delivery, message):
             return DeliveryState.SUSPENDED
         is_unreachable = state is DeliveryState.READY and self.suspension_of(delivery) is not None
         return DeliveryState.DEFERRED if is_unreachable else state
 
     def order_of(self, delivery: Delivery, message: Message | None) -> str:
-        """Return the id of the suspension or hold rule that keeps a delivery, or "" if there is none."""
+        """Return the id of the suspension or hold rule that applies to a delivery, or "" if there is none."""
         if not self.orders_in_force():
             return ""
         found = self.scheduler.destination_of(delivery.zone, delivery.domain)
@@ -768,8 +776,8 @@ class Operations:
         every: int = 1,
         after: DeliveryKey | None = None,
     ) -> AsyncGenerator[list[tuple[Delivery, DeliveryState]], None]:
-        """Yield matches in batches of at most `most`, each within `within` seconds. A batch is complete
-        before anything is done to it. One delivery in `every` is checked.
+        """Yield matching deliveries in batches of at most `most`, each collected within `within` seconds. A
+        batch is complete before anything is done to it. Only one of `every` deliveries is checked.
         """
         batch: list[tuple[Delivery, DeliveryState]] = []
         now, began = self.clock.now(), self.clock.monotonic()
@@ -841,7 +849,7 @@ class Operations:
         )
 
     async def messages_of(self, deliveries: Iterable[Delivery]) -> dict[MessageId, Message]:
-        """Read each message only once, because it may have many deliveries."""
+        """Read the messages of these deliveries, each only once."""
         ids = list(dict.fromkeys(each.message_id for each in deliveries))
         return await self.store.read_messages(ids) if ids else {}
 
@@ -853,8 +861,8 @@ class Operations:
 
 
 def _counting(wanted: Callable[[str], bool], progress: VerbProgress) -> Callable[[str], bool]:
-    """Count the recipients that are checked. The result is also called in the store's thread, one delivery at
-    a time.
+    """Return a filter that counts in `progress` the recipients that it checks. It is also called in the
+    store's thread, one delivery at a time.
     """
 
     def counted(recipient: str) -> bool:
@@ -865,7 +873,9 @@ def _counting(wanted: Callable[[str], bool], progress: VerbProgress) -> Callable
 
 
 def _stepped(steps: Mapping[DeliveryKey, _Step], current: Delivery) -> Delivery:
-    """Return the delivery after its step, or unchanged if it was modified meanwhile."""
+    """Return the delivery after its planned change, or unchanged if it was modified since the change was
+    planned.
+    """
     old, new = steps[current.key]
     return new if current == old else current
 
@@ -875,7 +885,9 @@ def _keys(deliveries: Sequence[Delivery]) -> list[DeliveryKey]:
 
 
 def _due(delivery: Delivery, now: float) -> Delivery:
-    """Return a delivery that is attempted again, due now if it was new (`Delivery.released_at`)."""
+    """Return a delivery that is due now if it was new, so that it is attempted again
+    (`Delivery.released_at`).
+    """
     is_new = not delivery.held and not delivery.next_attempt
     return structs.replace(delivery, next_attempt=now) if is_new else delivery
 
@@ -916,8 +928,8 @@ SPAN = 60.0
 
 @dataclass(eq=False, repr=False)
 class Bin:
-    """Keeps dropped mail for undo. `skipped` is `ClockWatch.skipped`. `run` is to end before the store is
-    closed.
+    """The bin, which keeps dropped mail so that it can be restored. `skipped` is `ClockWatch.skipped`. `run`
+    is to end before the store is closed.
     """
 
     operations: Operations

@@ -26,9 +26,9 @@ MAX_HOSTS = 16
 
 
 class OrderFields(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a suspension or hold rule. All given selectors must match; `*` stands for any text.
-    Answers to operators have the same fields (`operations.answers.OrderRow`), so their names are a public
-    interface.
+    """The public fields of a suspension or hold rule. All given selectors must match; `*` stands for any
+    text. Answers to operators have the same fields (`operations.answers.OrderRow`), so their names are a
+    public interface.
     """
 
     id: str
@@ -53,15 +53,15 @@ class OrderFields(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def about(self) -> str:
-        """The selectors as text."""
+        """The selectors of the suspension or hold rule as text."""
         given = zip(SELECTORS, self.selectors, strict=True)
         # Not `name=value`, which the log's redaction would take for an address.
         return " ".join(f"{name} {value or '<>'}" for name, value in given if value is not None) or "all mail"
 
 
 class Order(OrderFields, frozen=True, kw_only=True, omit_defaults=True):
-    """An operator's suspension or hold rule. `hosts` are the hosts that `destination` stands for, as far as
-    they were known when the order was given. `ended` is the time at which it ended.
+    """An operator's suspension or hold rule. `hosts` are the hosts that were known for `destination` when the
+    order was given. `ended` is the time at which it ended.
     """
 
     hosts: tuple[str, ...] = ()
@@ -78,8 +78,8 @@ class Order(OrderFields, frozen=True, kw_only=True, omit_defaults=True):
         return self.zone is None or self.zone == zone
 
     def is_about_destination(self, name: str, label: str) -> bool:
-        """Return whether the order applies to a destination. `name` is its display name, and `label` its
-        hosts with ports.
+        """Return whether the order's `destination` selector matches a destination. `name` is its display
+        name, and `label` its hosts with ports.
         """
         wanted = self.destination
         if wanted is None or label in self.hosts or is_like(wanted, name) or is_like(wanted, label):
@@ -96,8 +96,8 @@ class Order(OrderFields, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Subject(NamedTuple):
-    """The properties of mail that suspensions and hold rules match. `destination` is its display name, and
-    `label` its hosts with ports, or "" while they are unknown.
+    """The properties of mail with which the selectors of suspensions and hold rules are compared.
+    `destination` is its display name, and `label` its hosts with ports, or "" while they are unknown.
     """
 
     zone: str
@@ -109,8 +109,8 @@ class Subject(NamedTuple):
 
 
 class OrderGate(msgspec.Struct, frozen=True):
-    """Decides which deliveries of a zone wait in the store because of these suspensions. If it `is_closed`,
-    all of them wait.
+    """Decides which deliveries of a zone stay in the store because of suspensions. If it `is_closed`, all of
+    them do.
     """
 
     orders: tuple[Order, ...] = ()
@@ -120,12 +120,14 @@ class OrderGate(msgspec.Struct, frozen=True):
         return any(each.domain is None and each.destination is None for each in self.orders)
 
     def keeps_domain(self, domain: str) -> Order | None:
-        """Return the order that suspends mail to a domain before its destination is looked up."""
+        """Return the suspension of a recipient domain, which is checked before the domain is looked up, or
+        None.
+        """
         some = (each for each in self.orders if each.domain is not None)
         return next((each for each in some if is_like(each.domain, domain)), None)
 
     def keeps(self, name: str, label: str) -> Order | None:
-        """Return the order that suspends mail to a destination."""
+        """Return the suspension of a destination, or None."""
         some = (each for each in self.orders if each.destination is not None)
         return next((each for each in some if each.is_about_destination(name, label)), None)
 
@@ -134,8 +136,8 @@ OPEN = OrderGate()
 
 
 class OrderTable:
-    """The active suspensions and hold rules, and past ones during which mail did not age. It is immutable; a
-    change creates a new table.
+    """The active suspensions and hold rules, and earlier ones during which mail did not age. A table is
+    immutable; a change creates a new one.
     """
 
     def __init__(self, orders: Iterable[Order] = (), now: float = 0.0) -> None:
@@ -152,16 +154,16 @@ class OrderTable:
         return OrderGate(tuple(each for each in some if not (zone.next_hop and each.domain is not None)))
 
     def about(self, mail: Subject) -> list[Order]:
-        """Return the orders that suspend or hold this mail."""
+        """Return all suspensions and hold rules that apply to this mail."""
         return [order for order in self.orders if _matches(order, mail)]
 
     def keeping(self, mail: Subject) -> Order | None:
-        """Return the order that suspends this mail."""
+        """Return a suspension that applies to this mail whatever its sender is, or None."""
         return next((each for each in self.orders if not each.needs_envelope and _matches(each, mail)), None)
 
     def holding(self, mail: Subject, act: str) -> Order | None:
-        """Return the order under which a delivery must be held before its attempt. A hold rule does not apply
-        to mail that an operator's `act` has released individually.
+        """Return the suspension or hold rule because of which a delivery must be held instead of attempted. A
+        hold rule does not apply to mail that an operator's `act` has released individually.
         """
         for order in self.about(mail):
             if order.effect != HOLD or act in ("", order.id):
@@ -171,8 +173,8 @@ class OrderTable:
     def refuses(
         self, sender: str, user: str, recipient: str | None = None, zone: str | None = None
     ) -> Order | None:
-        """Return the order that rejects a client. Without a recipient, check the orders that apply at
-        MAIL.
+        """Return the suspension or hold rule because of which a client's mail is rejected, or None. Without a
+        recipient, check those that apply at MAIL.
         """
         for order in self.refusing:
             at_mail = order.zone is None and order.domain is None and order.recipient is None
@@ -183,8 +185,8 @@ class OrderTable:
         return None
 
     def paused(self, mail: Subject, created: float, now: float) -> float:
-        """Return for how many seconds the age of mail did not count. Orders that overlapped are
-        counted once.
+        """Return the number of seconds that do not count towards the age of mail because of suspensions.
+        Overlapping ones are counted once.
         """
         seconds = over = 0.0
         for order in self.pauses:  # sorted by the time at which they were given

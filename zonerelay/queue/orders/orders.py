@@ -64,8 +64,8 @@ class OrdersFile:
         """The state of the file when it was last read or written."""
 
     def read(self, missing: Sequence[Order] = ()) -> list[Order]:
-        """Return the orders, including those that have ended, or `missing` if there is no file. Raise
-        OrdersError.
+        """Return all suspensions and hold rules, including ended ones, or `missing` if there is no file.
+        Raise OrdersError.
         """
         self.state = file_state(self.path)
         try:
@@ -82,9 +82,9 @@ class OrdersFile:
     def change(
         self, change: _Change, now: float, missing: Sequence[Order] = (), *, rewrite: bool = False
     ) -> list[Order]:
-        """Apply a change to the file durably and return the resulting orders. Without a file, the change is
-        applied to `missing`. With `rewrite`, the file is written even if nothing changes. Raise OrdersError
-        and OSError.
+        """Apply `change` to the orders in the file, write it durably, and return the new orders. Without a
+        file, `missing` is changed. With `rewrite`, the file is written even if nothing changes. Raise
+        OrdersError and OSError.
         """
         with durable.locked_directory(self.path.parent, patience=PATIENCE):
             orders = self.read(missing)
@@ -97,10 +97,10 @@ class OrdersFile:
             return kept
 
     def merge(self, others: Sequence[Order], now: float) -> bool:
-        """Merge the orders of another relay whose mail is moved here, including ended ones, whose held mail
-        must still be released. Return whether an order is new or changed. An order that has ended on either
-        side has ended, and an active one ends at the later of its ends. Raise OrdersError, also if there
-        would be too many orders, and OSError.
+        """Add the orders of another relay whose mail is moved here. Ended ones are included, because mail
+        that they held must still be released. Return whether any order is new or changed. An order that has
+        ended on either side has ended, and an active one ends at the later of its ends. Raise OrdersError,
+        also if there would be too many orders, and OSError.
         """
         if not others:
             return False
@@ -127,7 +127,9 @@ class OrdersFile:
 
 
 def _later(mine: Order, other: Order) -> Order:
-    """Return the newer of two versions of an order."""
+    """Combine two versions of an order: it has ended if it has ended in either, and otherwise ends at the
+    later time.
+    """
     ended = mine.ended if mine.ended is not None else other.ended
     until = None if mine.until is None or other.until is None else max(mine.until, other.until)
     return msgspec.structs.replace(mine, ended=ended, until=until)
@@ -140,9 +142,9 @@ def _subject(delivery: Delivery, message: Message | None, destination: str, labe
 
 @dataclass(eq=False, repr=False)
 class Orders:
-    """Manages the suspensions and hold rules of a worker. `changed` is called when the set of active orders
-    changes. `release` releases what ended orders have held and returns the number of deliveries; it raises
-    StoreError. The settler calls `paused` and `keep`.
+    """Manages the suspensions and hold rules (orders) of a worker. `changed` is called when the set of active
+    orders changes. `release` releases the deliveries that ended orders have held, and returns their number;
+    it raises StoreError. The settler calls `paused` and `keep`.
     """
 
     home: InitVar[Path]
@@ -168,7 +170,7 @@ class Orders:
         """Deliveries and refusals by order, since the start."""
 
     def read(self) -> None:
-        """Read the file, blocking. Raise OrdersError."""
+        """Read and apply the file of orders. Blocks. Raise OrdersError."""
         self._put_in_force(self._file.read(self._all))
 
     def start(self) -> None:
@@ -183,7 +185,9 @@ class Orders:
         await self._tasks.cancel()
 
     def problems(self) -> tuple[str, ...]:
-        """Return why the file cannot be used, which leaves the known orders active."""
+        """Return the reason why the file cannot be read or written, if there is one; the orders that were
+        read stay active.
+        """
         if not (self._unreadable or self._unwritten) and self._all and not self._file.path.exists():
             return (
                 f"{self._file.path} is missing: the orders that it had stay active until the relay stops."
@@ -196,15 +200,16 @@ class Orders:
         return delivery.held and delivery.act in self.table.ids
 
     def keeping(self, zone: str, domain: str, hosts: str) -> Order | None:
-        """Return the order that suspends mail to a domain. `hosts` is "" while they are unknown."""
+        """Return a suspension that applies to all mail to a domain, or None. `hosts` is "" while they are
+        unknown.
+        """
         if not self.table.orders:
             return None
         return self.table.keeping(Subject(zone, f"@{domain}", "", "", domain, hosts))
 
     def order_of(self, delivery: Delivery, message: Message | None, hosts: str) -> str:
-        """Return the id of the order that holds a delivery, that it waits for, or that it would be held under
-        at its next attempt, or "". Without the message, only orders that do not need the envelope are
-        considered.
+        """Return the id of the order that holds a delivery, or that will keep it from its next attempt, or
+        "". Without the message, only orders that do not need the envelope are considered.
         """
         if not self.table.orders:
             return ""
@@ -224,8 +229,8 @@ class Orders:
         return {effect: effects[effect] for effect in (SUSPEND, HOLD, "refuse")}
 
     def refuse(self, origin: Origin, sender: Mailbox, recipient: Mailbox | None, names_zone: bool) -> str:
-        """Return the id of the order that rejects a client, or "". Without a recipient, check the orders that
-        apply at MAIL. `names_zone` says that the message may name its zone.
+        """Return the id of the order because of which a client is rejected, or "". Without a recipient, check
+        the orders that apply at MAIL. `names_zone` is true if the message may name its zone.
         """
         table = self.table
         zone = None if recipient is None or names_zone else self.zone_of(origin, sender, recipient)
@@ -238,8 +243,8 @@ class Orders:
     # Changes
 
     async def give(self, order: Order) -> tuple[Order, bool]:
-        """Add an order, or update the active one with the same selectors and effect. Return the order as
-        stored, and whether it is new. Raise OrdersError.
+        """Add an order, or update the active order that has the same selectors and effect. Return the order
+        as stored, and whether it is new. Raise OrdersError.
         """
         now = self.clock.now()
         before: Order | None = None
@@ -298,7 +303,7 @@ class Orders:
     def keep(
         self, message: Message, deliveries: Sequence[Delivery], name: str, label: str
     ) -> tuple[Delivery, ...]:
-        """Hold the deliveries of a message to which orders apply, and return the others. `name` and `label`
+        """Hold those deliveries of a message to which orders apply, and return the others. `name` and `label`
         are those of the destination.
         """
         if not self.table.orders:
@@ -317,7 +322,7 @@ class Orders:
         return tuple(left)
 
     def hold(self, deliveries: Sequence[Delivery], order: Order) -> None:
-        """Hold deliveries that were about to be attempted, or to get an outcome without an attempt."""
+        """Hold deliveries that were about to be attempted, or to receive an outcome without an attempt."""
         self.settler.hold(deliveries, order.id, partial(self._was_held, order, len(deliveries)))
 
     def _was_held(self, order: Order, count: int) -> None:
@@ -340,7 +345,7 @@ class Orders:
             self._take(orders, release=release)
 
     def _take(self, orders: list[Order], *, release: bool = True) -> None:
-        """Apply the orders in the file."""
+        """Apply the orders that the file contains now."""
         before = self.table.orders
         self._put_in_force(orders)
         if before == self.table.orders:
@@ -406,7 +411,9 @@ class Orders:
             pause = min(2 * pause, LONGEST_PAUSE) if self._unwritten else LOOK
 
     async def look(self) -> None:
-        """Apply changes of the file by other processes. Raise OrdersError when it becomes unusable."""
+        """Read the file again if another process has changed it, and apply the changes. Raise OrdersError
+        when it becomes unusable.
+        """
         if self._unwritten:
             await self._edit(lambda orders: orders)
         elif self._unreadable or file_state(self._file.path) != self._file.state:

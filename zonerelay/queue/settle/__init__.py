@@ -1,4 +1,5 @@
-"""Settles deliveries after an attempt: `settler` decides by `retry`, and writes the result.
+"""Settles deliveries after an attempt: `settler` decides their fate with the policy in `retry`, and writes
+the result.
 
 It keeps the writes until the store has accepted them. `bounces` makes the reports to senders.
 

@@ -31,7 +31,7 @@ _END_OF_HEADER = b"\r\n\r\n"
 
 
 class ReportError(Exception):
-    """The DSN could not be created. The outcomes that it reports must not be forgotten."""
+    """A DSN could not be created. The outcomes that it should report must be kept."""
 
 
 @dataclass(eq=False, repr=False)
@@ -47,7 +47,7 @@ class DsnMaker:
     clock: Clock
 
     def configure(self, bounce: BounceSettings, zones: Sequence[ZoneSettings]) -> None:
-        """Apply these settings from now on."""
+        """Apply new settings for bounces and zones."""
         self.bounce = bounce
         self._zone_sizes = {zone.name: zone.max_message_size for zone in zones if zone.max_message_size}
 
@@ -59,7 +59,7 @@ class DsnMaker:
         *,
         retry_until: float | None = None,
     ) -> OwnMessage:
-        """Return one report about all these recipients. Raise ReportError."""
+        """Create one DSN about all these recipients. Raise ReportError."""
         require_tls = message.envelope.require_tls
         # RFC 8689 5: the report about such a message also requires TLS, and returns only the header.
         wants_whole = (
@@ -112,8 +112,8 @@ class DsnMaker:
         return any(size > self._zone_sizes.get(each.zone, size) for each in submit.deliveries)
 
     async def _original(self, message: Message, *, whole: bool) -> tuple[bytes, bytes]:
-        """Return the header, in whole lines up to the size limit, and the message if `whole` is set and it
-        can be returned.
+        """Return the header of the original message, in whole lines up to the size limit. With `whole`,
+        return the message too if its size allows it.
         """
         text, most = b"", self.bounce.return_size
         try:
@@ -130,7 +130,7 @@ class DsnMaker:
 
 
 def own_mail(envelope: Envelope, octets: bytes, choose_zone: ChooseZone) -> OwnMessage:
-    """Return a message that the relay sends itself, in the zones that the routes choose for it."""
+    """Return a message of the relay itself, with deliveries in the zones that the routes choose."""
     headers = parse_header(octets.partition(_END_OF_HEADER)[0] + b"\r\n").fields
     zone_of = choose_zone(envelope, headers=headers, size=len(octets))
     choices = [(each.address, zone_of(each.address)) for each in envelope.recipients]

@@ -110,12 +110,12 @@ class ZoneRetryPolicy(msgspec.Struct, frozen=True):
     backoff: IsolatedBackoff | Delays
 
     def lifetime(self, envelope: Envelope) -> float:
-        """Return the age in seconds at which a message expires."""
+        """Return the age in seconds at which deliveries of a message expire."""
         return self.bounce_max_age if envelope.sender == NULL_SENDER else self.settings.max_age
 
     @property
     def shortest_lifetime(self) -> float:
-        """The age in seconds before which no message expires."""
+        """The age in seconds before which no delivery expires."""
         return min(self.bounce_max_age, self.settings.max_age)
 
     def is_used_up(self, attempts: int) -> bool:
@@ -148,7 +148,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
         return self.zones.get(zone, self.otherwise)
 
     async def next_attempt(self, envelope: Envelope, delivery: Delivery, now: float) -> float | None:
-        """Return the Unix time of the next attempt, or None if there is none.
+        """Return the Unix time of the next attempt, or None if the delivery is not attempted again.
 
         `delivery.attempts` includes the attempt that was just deferred. Only CancelledError is raised.
         """

@@ -91,8 +91,8 @@ UNREADABLE = _local_deferral("the message cannot be read from the spool now")
 
 
 class Disposition(msgspec.Struct, frozen=True):
-    """The decision about one delivery after an outcome. `delivery` is its old state, and `outcome` the
-    outcome that is recorded (an expiry was a deferral before).
+    """The decision about one delivery after an outcome. `delivery` is its state before, and `outcome` the
+    recorded outcome (an expiry instead of a deferral, for example).
 
     `report` is the report that is owed to the sender. `silence` is the reason why a failure, or a success
     that the sender asked to be reported, is not reported.
@@ -107,8 +107,8 @@ class Disposition(msgspec.Struct, frozen=True):
 
 
 class DispositionPolicy:
-    """Decides what happens to a delivery after an outcome, by the retry and bounce settings and by how each
-    zone handles an outcome in doubt.
+    """Decides what happens to a delivery after an outcome, by the settings for retries and bounces and by the
+    zone's policy for outcomes in doubt.
     """
 
     def __init__(self, retry: RetryPolicy, bounce: BounceSettings, zones: Sequence[ZoneSettings]) -> None:
@@ -126,8 +126,9 @@ class DispositionPolicy:
         until: float | None = None,
         paused: float = 0.0,
     ) -> Disposition:
-        """Decide about a delivery. `until` is the time of the next check of a delivery that was deferred
-        without an attempt. `paused` is the number of seconds that do not count towards its age.
+        """Decide what happens to a delivery after `outcome`. `until` is the time of the next check of a
+        delivery that was deferred without an attempt. `paused` is the number of seconds that do not count
+        towards its age.
         """
         if message is None:
             return put_off(delivery, outcome, now)
@@ -152,7 +153,7 @@ class DispositionPolicy:
         return Disposition(delivery, outcome, change, next_attempt, DsnKind.DELAYED if warns else None)
 
     def is_old(self, delivery: Delivery, now: float) -> bool:
-        """Return whether a deferral without an attempt may expire the delivery or owe a warning, which
+        """Return whether the delivery may expire, or its sender be warned, even without an attempt. This
         depends on the sender. Such a delivery must be checked from time to time wherever it waits.
         """
         # Which maximum age applies is known only when the sender is known.
@@ -160,7 +161,7 @@ class DispositionPolicy:
         return expires - now <= _TOO_CLOSE or (not delivery.warned and self._is_late(delivery, now))
 
     def expiry(self, envelope: Envelope, delivery: Delivery) -> float:
-        """Return the Unix time until which a delivery is tried."""
+        """Return the Unix time at which a delivery expires."""
         return delivery.created + self.retry.of(delivery.zone).lifetime(envelope)
 
     async def _next_attempt(
@@ -225,8 +226,8 @@ def deferred(delivery: Delivery, outcome: Outcome, until: float, now: float) -> 
 
 
 def put_off(delivery: Delivery, outcome: Outcome, now: float) -> Disposition:
-    """Keep a delivery for a while, whatever its age, because the relay or its spool must be
-    repaired first.
+    """Defer a delivery for a fixed time, whatever its age, because the relay or its spool must be repaired
+    first.
     """
     if outcome.verdict is Verdict.DELIVERED:
         return Disposition(delivery, outcome, Finish(delivery))
@@ -235,8 +236,8 @@ def put_off(delivery: Delivery, outcome: Outcome, now: float) -> Disposition:
 
 
 def unreported(disposition: Disposition, now: float) -> Disposition:
-    """Return the disposition without its report, which could not be made. A failed delivery stays in the
-    queue, and a warning is owed next time.
+    """Return the disposition for the case that its report could not be created. A failed delivery stays in
+    the queue, and a warning is owed next time.
 
     A success leaves without its report: keeping the delivery would send the message again.
     """
@@ -253,9 +254,7 @@ def _held(delivery: Delivery, outcome: Outcome, now: float) -> Disposition:
 
 
 def _expired(delivery: Delivery, outcome: Outcome) -> Outcome:
-    """Return the expiry of a delivery, with the last reply of a peer instead of the reason why none was
-    contacted.
-    """
+    """Return the expiry of a delivery, with the last reply of a peer if none was contacted this time."""
     expired, last = structs.replace(outcome, verdict=Verdict.EXPIRED), delivery.last
     if outcome.counts or last is None:
         return expired
@@ -265,7 +264,7 @@ def _expired(delivery: Delivery, outcome: Outcome) -> Outcome:
 
 
 def local_delay(age: float) -> float:
-    """Return the seconds until a delivery is tried again that failed because of an error in the relay."""
+    """Return the retry delay in seconds after an error in the relay itself."""
     return min(max(age / 4, LOCAL_FIRST), LOCAL_DELAY)
 
 
@@ -291,8 +290,8 @@ RETRY_LONGEST = 30.0
 
 
 class AtomicWrite(msgspec.Struct, eq=False):
-    """Changes that are written atomically, `count` of them of deliveries. A `lazy` write may wait for others,
-    because no caller waits for it.
+    """Changes that are written atomically; `count` of them concern deliveries. A `lazy` write may be delayed
+    to join others, because no caller waits for it.
     """
 
     changes: Sequence[Change]
@@ -326,7 +325,7 @@ class OutcomeLog:
         """Waits until another outcome may be produced: few are being written, and the store accepts them."""
 
     def reserve(self, count: int) -> None:
-        """Count deliveries whose entry is still being made. A negative number counts settled ones."""
+        """Count deliveries whose outcomes are still being prepared. A negative number counts settled ones."""
         self._unsettled += count
         self._update_room()
 
@@ -335,7 +334,7 @@ class OutcomeLog:
         return {key for entry in self._entries for key in entry.delivery_keys()}
 
     def put(self, entry: AtomicWrite) -> None:
-        """Write an entry soon."""
+        """Queue a write, which is carried out soon."""
         self._entries.add(entry)
         self._gathered.append(entry)
         self._flush_once.ask()
@@ -346,7 +345,7 @@ class OutcomeLog:
         return await self._tasks.wait(timeout)
 
     async def close(self) -> None:
-        """Cancel the remaining work. Those deliveries will be attempted again."""
+        """Cancel unfinished writes. Their deliveries will be attempted again."""
         self._gathered.clear()
         await self._tasks.cancel()
 
@@ -381,8 +380,8 @@ class OutcomeLog:
         return True
 
     async def _announce(self, written: deque[AtomicWrite]) -> None:
-        """Call `then` of the entries that were written. Hundreds of log lines take time, so this is done in
-        slices.
+        """Call `then` of the writes that have become durable. Hundreds of log lines take time, so this is
+        done in slices.
         """
         try:
             while written:
@@ -430,9 +429,9 @@ class OutcomeLog:
         self._update_room()
 
     async def _store_works(self) -> bool:
-        """Return whether the store works. It may notice a past failure only when it is used, and work for a
-        while after a repair; LevelDB does so for fractions of a second when it lacks the space to compact its
-        tables.
+        """Return whether the store works. It may detect an earlier failure only when it is used. It may also
+        fail again soon after a repair: LevelDB works for fractions of a second when it lacks the space to
+        compact its tables.
         """
         await self._store.usable()
         if await self._probed():
@@ -484,7 +483,7 @@ class OutcomeLog:
 
 
 def _parts(entries: list[AtomicWrite]) -> list[list[AtomicWrite]]:
-    """Return the entries in parts of at most about `MAX_CHANGES` changes."""
+    """Split the writes into groups of at most about `MAX_CHANGES` changes."""
     if sum(len(entry.changes) for entry in entries) <= MAX_CHANGES:
         return [entries]
     parts: list[list[AtomicWrite]] = [[]]
@@ -505,7 +504,7 @@ webhook events, which are stored in the same write.
 
 
 class SettlerCallbacks(msgspec.Struct, frozen=True, kw_only=True):
-    """Functions through which the settler queries and notifies other components."""
+    """Callbacks with which the settler queries and notifies other components."""
 
     postponed: Callable[[QueueName, float], None] = lambda queue, when: None
     """Note that a deferral is durable. The earliest of its deliveries is due at `when`."""
@@ -539,7 +538,7 @@ _Dsn = tuple[DsnKind, OwnMessage]
 
 
 class UnattemptedDeliveries(msgspec.Struct, eq=False):
-    """Deliveries that get an outcome without an attempt, because their destination is suspended or
+    """Deliveries that receive an outcome without an attempt, because their destination is suspended or
     unroutable. There may be thousands. They are processed a few at a time, and leave this list when they are
     passed on. `until` returns when the next one is to be checked again.
     """
@@ -585,9 +584,7 @@ class Settler:
     # For the scheduler and for operators
 
     def first_expiry(self, created: float, zone: str) -> float:
-        """Return the Unix time before which no delivery of a zone expires that was created at `created` or
-        later.
-        """
+        """Return the Unix time before which no delivery created at `created` or later in a zone expires."""
         return created + self._policy.retry.of(zone).shortest_lifetime
 
     def is_old(self, delivery: Delivery) -> bool:
@@ -651,7 +648,7 @@ class Settler:
         destination: str,
         until: Callable[[], float] | None = None,
     ) -> None:
-        """Record one outcome for deliveries for which no peer was contacted.
+        """Record the same outcome for deliveries for which no peer was contacted.
 
         For a suspended destination, `until` returns when each delivery is to be checked again.
         """
@@ -660,7 +657,7 @@ class Settler:
         self._start(work, self._settle_unattempted(work))
 
     def write(self, changes: Sequence[Change], then: Callable[[], None] | None) -> None:
-        """Write changes that are not outcomes in one atomic write, which is retried until it succeeds."""
+        """Write changes without outcomes in one atomic write, which is retried until it succeeds."""
         count = sum(not isinstance(change, OwnMessage) for change in changes)
         self.outcome_log.reserve(count)
         self.outcome_log.put(AtomicWrite(changes, count, then, lazy=True))
@@ -668,7 +665,7 @@ class Settler:
     async def settle(
         self, message: Message, deliveries: Sequence[Delivery], outcomes: Sequence[Outcome]
     ) -> None:
-        """Record outcomes like `post`, and return when they are durable."""
+        """Record outcomes like `post`, and wait until they are durable."""
         self.outcome_log.reserve(len(deliveries))
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         parcel = _PendingOutcomes(message, deliveries, outcomes, "", durable=durable)
@@ -676,7 +673,9 @@ class Settler:
         await durable
 
     def hold(self, deliveries: Sequence[Delivery], order: str, then: Callable[[], None]) -> None:
-        """Hold deliveries under the id of an order, and then call `then`."""
+        """Hold deliveries because of the suspension or hold rule with the id `order`, and then call
+        `then`.
+        """
         changes = [Postpone(structs.replace(delivery, held=True, act=order)) for delivery in deliveries]
 
         def durable() -> None:
@@ -767,8 +766,8 @@ class Settler:
     async def _reported(
         self, message: Message | None, dispositions: list[Disposition]
     ) -> tuple[list[Disposition], list[_Dsn]]:
-        """Create one report of each kind that must be sent. The dispositions change if a report cannot be
-        made.
+        """Create the reports that the dispositions require, one of each kind. If a report cannot be created,
+        its dispositions are changed.
         """
         reports: list[_Dsn] = []
         for kind in DsnKind:
@@ -795,7 +794,9 @@ class Settler:
     def _companions(
         self, message: Message | None, reported: Sequence[Result], destination: str, seconds: float | None
     ) -> list[OwnMessage]:
-        """Return the messages that report outcomes to others. An error there must not lose the outcome."""
+        """Return the messages that report outcomes to other systems. An error in this must not lose the
+        outcome.
+        """
         report = self._callbacks.report() if reported else None
         if report is None:
             return []
@@ -846,8 +847,8 @@ class Settler:
 
 
 def _is_news(c: Disposition) -> bool:
-    """Return false if a delivery is deferred without an attempt because its hosts are suspended, which was
-    reported, or again for the same reason as before.
+    """Return false if reporting the outcome would repeat earlier reports: a deferral without an attempt for
+    suspended hosts, or for the same reason as before.
     """
     outcome, last = c.outcome, c.delivery.last
     if outcome.verdict is not Verdict.DEFERRED or outcome.counts or outcome.scope is Scope.LOCAL:

@@ -89,8 +89,8 @@ LOOKED_AT = 8
 
 class ZonePlan:
     """Plans the deliveries of one zone. Deliveries enter by `add` and leave when they are taken, started or
-    withdrawn. Each is in one place at a time. `window` says what to claim, and `round_robin` when the next
-    batch may start.
+    withdrawn. Each is in one place at a time. `window` determines what to claim, and `round_robin` when the
+    next batch may start.
     """
 
     def __init__(
@@ -143,8 +143,8 @@ class ZonePlan:
     # Events
 
     def take_new(self, deliveries: Sequence[Delivery], now: float) -> int:
-        """Add new deliveries of one queue while there is room for them in the window and in the shares of
-        their destinations. Return how many were added, from the first on.
+        """Add new deliveries of one queue while there is room in the window and in the shares of their
+        destinations. Return how many were added, from the first on.
         """
         first = deliveries[0]
         priority = first.priority
@@ -175,7 +175,7 @@ class ZonePlan:
         self._tidy()
 
     def claimed(self, plan: ClaimRequest, count: int) -> None:
-        """Note that a claim returned `count` deliveries, which have been added."""
+        """Record that a claim returned `count` deliveries, which were already added."""
         self._is_asked = False
         self._given_back.clear()
         self.window.claimed(plan, count)
@@ -187,7 +187,7 @@ class ZonePlan:
             del self._lines[plan.domain]
 
     def found(self, domain: str, route: Route, now: float) -> None:
-        """Handle a route that a lookup has found."""
+        """Queue the mail of a domain after a lookup has found its route."""
         self.look_ups.ended(domain, found=True)
         line = self._lines[domain]
         destination = self._destination(route, now)
@@ -200,7 +200,7 @@ class ZonePlan:
             self.window.of(priority).shortened(destination.backlog(priority))
 
     def unroutable(self, domain: str) -> list[Delivery]:
-        """Handle a failed lookup, and return the deliveries that were waiting for it."""
+        """Remove a domain whose lookup has failed, and return the deliveries that were waiting for it."""
         self.look_ups.ended(domain, found=False)
         line = self._lines.pop(domain)
         deliveries = self.window.drain(line)
@@ -211,8 +211,8 @@ class ZonePlan:
         return deliveries
 
     def finished(self, work: Work, outcomes: Sequence[Outcome], now: float) -> Transition:
-        """Note that an attempt has ended. Without outcomes it contacted no peer, and nothing was learned
-        about the hosts.
+        """Record that an attempt has ended. If there are no outcomes, it contacted no peer and nothing was
+        learned about the hosts.
         """
         destination = work.destination
         work.yields = not outcomes or self.round_robin.is_awaited(destination)
@@ -266,7 +266,7 @@ class ZonePlan:
         return bool(self.look_ups.is_wanted or self._parked or self._returned or self._to_hold)
 
     def new_mail_rate(self, now: float) -> float:
-        """Return how many new deliveries per second have started lately, or infinity if this is not known.
+        """Return the recent number of new deliveries started per second, or infinity if it is not known.
 
         It is the higher of the last two measurements, because the machine may have been busy during one.
         """
@@ -282,23 +282,25 @@ class ZonePlan:
         return max(self._new_rates)
 
     def plan_claim(self, now: float) -> ClaimRequest | None:
-        """Return the next claim, or None. Pass its result to `add`, then to `claimed`."""
+        """Return the next claim, or None. The caller passes the claimed deliveries to `add` and their number
+        to `claimed`.
+        """
         plan = self.window.next(now)
         self._is_asked = plan is not None
         self._given_back.clear()
         return plan
 
     def take_parked(self) -> list[tuple[Destination, list[Delivery]]]:
-        """Return the deliveries to be deferred without a connection, by suspended destination. No more is
-        claimed for these destinations before `rested`.
+        """Remove and return, for each suspended destination, the deliveries to defer without a connection. No
+        more is claimed for these destinations before `rested`.
         """
         parked = list(self._parked.items())
         self._parked.clear()
         return parked
 
     def due_time(self, now: float) -> float:
-        """Return the time until which due mail may be claimed now. While the only next hop is suspended, mail
-        that was put off for that reason is excluded.
+        """Return the time up to which due mail may be claimed. While the only next hop is suspended, mail
+        that was deferred for that reason is excluded.
         """
         line = None if self._by_domain else self._lines.get("")
         if isinstance(line, Destination) and line.suspension.is_suspended(now):
@@ -306,21 +308,21 @@ class ZonePlan:
         return now
 
     def rested(self, destination: Destination) -> None:
-        """Allow claims for a destination again: enough time has passed since its mail was put off, or its
-        suspension has ended.
+        """Allow claims for a destination again, some time after its mail was deferred or when its suspension
+        has ended.
         """
         for priority, backlog in destination.backlogs.items():
             self.window.of(priority).rested(backlog)
 
     def take_returned(self) -> list[Delivery]:
-        """Return deliveries to be released, because their destination has its share or they were returned
-        while being claimed.
+        """Remove and return the deliveries to release, because their destination has used up its share or an
+        operator's change returned them during a claim.
         """
         returned, self._returned = self._returned, []
         return returned
 
     def take_to_hold(self) -> list[tuple[Delivery, Order]]:
-        """Return deliveries to be held, each with its order."""
+        """Remove and return the deliveries to hold, each with the order that requires it."""
         to_hold, self._to_hold = self._to_hold, []
         return to_hold
 
@@ -330,8 +332,8 @@ class ZonePlan:
         return {delivery.key for work in self._works for delivery in work.deliveries}
 
     def withdraw(self, keys: Collection[DeliveryKey]) -> None:
-        """Forget these deliveries, which must not be active, and do not accept them again
-        before `give_back`.
+        """Remove these deliveries from the plan, and accept them again only after `give_back`. None of them
+        may be active.
         """
         self._withdrawn.update(keys)
         self._returned = self._without_withdrawn(self._returned)
@@ -356,7 +358,9 @@ class ZonePlan:
             self._given_back.update(keys)
 
     def resume(self, key: DestinationKey | None) -> list[Destination]:
-        """Lift the suspension of one destination or all. Return those that were suspended or failing."""
+        """Lift the suspension of one destination, or of all if `key` is None. Return those that were
+        suspended or failing.
+        """
         resumed, known = [], self._destinations
         for destination in list(known.values()) if key is None else [known.get(key)]:
             if destination is not None and destination.suspension.resume() is Transition.RESUMED:
@@ -388,8 +392,8 @@ class ZonePlan:
             yield deliveries
 
     def clear(self) -> Iterator[None]:
-        """Remove everything, one destination per step. None of them may be active. Destinations and hosts
-        refer to each other, so this saves the garbage collector from finding all of them at once.
+        """Remove all destinations, one per step. None of them may be active. Destinations and hosts refer to
+        each other, so this saves the garbage collector from finding all of them at once.
         """
         self._lines.clear()
         while self._destinations:
@@ -400,7 +404,7 @@ class ZonePlan:
     # The table
 
     def _destination(self, route: Route, now: float) -> Destination:
-        """Return the destination of a route, created if needed, and make it use this route from now on."""
+        """Return the destination of a route. Create it if necessary, or make it use this route."""
         key = route.destination
         destination = self._destinations.get(key)
         if destination is not None:
@@ -416,8 +420,8 @@ class ZonePlan:
         return destination
 
     def _sort_lines(self, priority: Priority, since: MessageId, *, is_earlier: bool = False) -> int:
-        """Move queued mail older than this message to the backlog, and return the number of remaining new
-        deliveries. `is_earlier` says that the message is older than at the last call.
+        """Move queued mail older than message `since` to the backlog, and return the number of remaining new
+        deliveries. `is_earlier` is true if `since` is older than at the last call.
         """
         backlogs = (line.backlogs.get(priority) for line in dict.fromkeys(self._lines.values()))
         return sum(
@@ -478,7 +482,9 @@ class ZonePlan:
             self._draw_line(priority, now)
 
     def _draw_line(self, priority: Priority, now: float) -> None:
-        """Move the queued mail of a priority to the backlog. Mail that arrives from now on is new."""
+        """Turn the queued mail of a priority into backlog, so that only mail that arrives from now on
+        is new.
+        """
         window = self.window.of(priority)
         is_earlier = window.is_drawn_earlier(now)
         window.new_waiting = self._sort_lines(priority, window.draw(now), is_earlier=is_earlier)
@@ -486,7 +492,7 @@ class ZonePlan:
         self.round_robin.sort()
 
     def _placed(self, line: DestinationQueue, now: float) -> None:
-        """Queue a destination to which mail was added, or postpone it."""
+        """Queue a destination to which mail was added, or defer or return its mail if it is suspended."""
         if self._gate.orders and (order := self._order_about(line)) is not None:
             self._keep(line, order)
         elif isinstance(line, Destination):
@@ -527,8 +533,8 @@ class ZonePlan:
         return next(filter(None, map(self._gate.keeps_domain, line.domains)), None)
 
     def _keep(self, line: DestinationQueue, order: Order) -> None:
-        """Return suspended mail to the store, and claim no more of it. If claims skip too many domains
-        already, the mail is to be held.
+        """Return suspended mail to the store, and claim no more of it. If claims already skip too many
+        domains, the mail is held instead.
         """
         deliveries = self.window.drain(line)
         if isinstance(line, Destination):
@@ -553,8 +559,8 @@ class ZonePlan:
     def _move(
         self, line: DestinationQueue, destination: Destination, domain: str, priority: Priority, now: float
     ) -> None:
-        """Move deliveries from a domain to its destination after the lookup. What exceeds the destination's
-        share goes back to the store.
+        """Move deliveries from a domain to its destination after the lookup. Deliveries beyond the
+        destination's share return to the store.
         """
         window = self.window.of(priority)
         old, backlog = line.backlog(priority), destination.backlog(priority)
@@ -590,7 +596,7 @@ class ZonePlan:
                 self.window.of(priority).rest(backlog)
 
     def _reroute(self, destination: Destination, now: float) -> None:
-        """Look up the domains of a destination again before more is sent, because its route has expired."""
+        """Look up the domains of a destination again before more is sent, because the route has expired."""
         self.window.is_probing = False
         for domain in destination.domains:
             del self._lines[domain]
@@ -606,7 +612,7 @@ class ZonePlan:
         self.round_robin.emptied(destination)
 
     def _replace(self, domain: str, priority: Priority) -> None:
-        """Create the queue of a domain that was skipped and has lost its own."""
+        """Create a queue for a domain that claims skip but that no longer has a queue."""
         line = self._lines.get(domain)
         if line is None:
             line = self._lines[domain] = UnroutedMail(domain)

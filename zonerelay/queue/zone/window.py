@@ -1,4 +1,5 @@
-"""The window: how much of a zone's mail is kept in memory, and what to request from the store next. Pure.
+"""The window: determines how much of a zone's mail is kept in memory, and what to claim from the store next.
+Pure.
 
 There is a window for each priority (`PriorityWindow`), which is created when its first mail arrives, so a
 long bulk queue leaves space for urgent mail. `Precedence` chooses between their claims. A zone with one route
@@ -99,12 +100,12 @@ class PriorityWindow:
 
     @property
     def is_resting(self) -> bool:
-        """Whether a destination is excluded from claims. A zone with one next hop has only one line."""
+        """Whether any destination is excluded from claims. A zone with one next hop has only one."""
         return bool(self._resting)
 
     @property
     def room(self) -> int:
-        """The free places for mail that is not known to be new. Memory never holds more than the window and
+        """The number of free places for mail that may not be new. Memory never holds more than the window and
         the places of new mail.
         """
         return self._size - self.waiting + min(self.new_waiting, self.new_most)
@@ -122,25 +123,25 @@ class PriorityWindow:
         return self.has_new and self.new_room > 0
 
     def look(self, *, due: bool = True) -> None:
-        """Note that the store may hold something, and with `due` also something that is due later."""
+        """Record that the store may hold mail to claim, and with `due` also mail that becomes due later."""
         self.has_more = self.has_new = True
         self.is_due_unknown = self.is_due_unknown or due
 
     @property
     def wants_refill(self) -> bool:
-        """Whether there is room, and skipped deliveries may exist."""
+        """Whether there is room for deliveries that earlier claims may have skipped."""
         if not (self._hungry or self._hungry_new):
             return False
         return self.room > 0 or (bool(self._hungry_new) and self.new_room > 0)
 
     def entered(self, deliveries: Sequence[Delivery]) -> None:
-        """Count deliveries that wait in memory from now on."""
+        """Count deliveries that were added to memory."""
         self.waiting += len(deliveries)
         if self.since is not None:
             self.new_waiting += sum(map(self.is_new, deliveries))
 
     def left(self, deliveries: Sequence[Delivery]) -> None:
-        """Count deliveries that no longer wait."""
+        """Count deliveries that were removed from memory."""
         self.waiting -= len(deliveries)
         if self.since is not None:
             self.new_waiting -= sum(map(self.is_new, deliveries))
@@ -155,7 +156,7 @@ class PriorityWindow:
         return delivery.next_attempt <= 0 and (self.since is None or delivery.message_id >= self.since)
 
     def is_to_be_drawn(self, now: float) -> bool:
-        """Return whether so much mail is queued that it should become backlog."""
+        """Return whether the queued mail is so much that it should become backlog."""
         if self.since is None:
             return self.waiting > self._crowd
         if self.new_waiting < self.new_most:
@@ -176,7 +177,9 @@ class PriorityWindow:
         return self.since
 
     def claimed_all(self) -> None:
-        """Note that the store has nothing more to claim. The backlog ends if little waits."""
+        """Record that the store has nothing more to claim. If little mail is waiting, there is no backlog any
+        more.
+        """
         if self.since is not None and self.waiting <= self._crowd // 2:
             self.since = None
             self.new_waiting = 0
@@ -184,13 +187,13 @@ class PriorityWindow:
     # Shares
 
     def takes(self, line: Backlog, domain: str) -> bool:
-        """Return whether a line may take a new delivery that no claim has returned."""
+        """Return whether a destination queue has room for a new delivery that was not claimed."""
         return domain not in self._skip and line.waiting < self.share(line)
 
     def share(self, line: Backlog) -> int:
-        """Return how many deliveries to one destination may be in memory. A line of new mail may have half as
-        many as there are free places. A single such line then gets a third of the places, and many lines
-        leave some for another one (dynamic thresholds, Choudhury and Hahne 1998).
+        """Return how many deliveries to one destination may be in memory. A destination with new mail may
+        have half as many as there are free places. A single such destination then gets a third of the places,
+        and many of them leave some for another one (dynamic thresholds, Choudhury and Hahne 1998).
         """
         if self.waiting * 2 < self._size:
             return self._usual
@@ -207,7 +210,7 @@ class PriorityWindow:
             self._long.pop(line, None)
 
     def rest(self, line: Backlog) -> None:
-        """Skip a suspended destination in claims until `rested`."""
+        """Exclude a suspended destination from claims until `rested`."""
         self._resting.add(line)
         self._sate(line)
 
@@ -216,7 +219,7 @@ class PriorityWindow:
         self.shortened(line)
 
     def forget(self, line: Backlog) -> None:
-        """Remove an unused destination. Its passed-over domains have moved to another line."""
+        """Remove the queue of an unused destination. Its skipped domains have moved to another queue."""
         self._long.pop(line, None)
         self._resting.discard(line)
         self._sate(line)
@@ -238,7 +241,9 @@ class PriorityWindow:
         return frozenset(self._skip)
 
     def plan_refill(self) -> ClaimRequest | None:
-        """Return the next refill, of new mail and other mail alternately, as there are free places."""
+        """Return the next claim of skipped deliveries, alternately of new and other mail as far as there is
+        room.
+        """
         self._refills_new = not self._refills_new
         for new in (self._refills_new, not self._refills_new):
             # New mail may use any free place. Otherwise it would wait for its own places while the window is
@@ -270,8 +275,8 @@ class PriorityWindow:
         self._hungry_new.pop(line, None)
 
     def exhausted(self, line: Backlog, domain: str) -> None:
-        """Note that the store has no more passed-over deliveries of a domain, so claims may
-        return it again.
+        """Record that the store has no more skipped deliveries of a domain, so that claims may return the
+        domain again.
         """
         self._skip.discard(domain)
         line.passed_over.pop(domain, None)
@@ -283,7 +288,7 @@ class PriorityWindow:
 
 
 class QueueWindow:
-    """The window of one zone. `by_domain` says that the zone is routed by MX."""
+    """The windows of all priorities of one zone. `by_domain` is true if the zone is routed by MX."""
 
     def __init__(self, size: int, *, by_domain: bool) -> None:
         self._size = size
@@ -306,8 +311,8 @@ class QueueWindow:
         return window
 
     def new_places(self, window: PriorityWindow, delivery: Delivery) -> int:
-        """Return how many deliveries that were stored just now may be added without a claim, the first of
-        which is `delivery`.
+        """Return how many of the deliveries that were just stored, beginning with `delivery`, may be added
+        without a claim.
         """
         if not self._by_domain:
             most = self._probed if self.is_probing else self._size
@@ -328,14 +333,16 @@ class QueueWindow:
         return self.waiting * 2 >= self._size
 
     def wants(self) -> bool:
-        """Return whether the store is to be asked, for deliveries that have room or for a due time."""
+        """Return whether to query the store: for deliveries to claim, or for the next due time."""
         for window in self.windows.values():
             if self._wants_more(window) or window.wants_new:
                 return True
         return self.wants_due()
 
     def wants_due(self) -> bool:
-        """Return whether the store is to be asked when something is due, because nothing is now."""
+        """Return whether to query the store for the next due time only, because no mail is ready to be
+        claimed.
+        """
         is_unknown = False
         for window in self.windows.values():
             if window.has_more:
@@ -364,7 +371,7 @@ class QueueWindow:
         return ClaimRequest(limit, window.skip_list(), window.priority, since=window.since)
 
     def claimed(self, request: ClaimRequest, count: int) -> None:
-        """Note that a claim returned `count` deliveries."""
+        """Record that a claim returned `count` deliveries."""
         window, is_full = self.windows[request.priority], count >= request.limit
         if request.since is not None:
             window.has_new = window.has_new or is_full

@@ -159,8 +159,8 @@ class Zone:
     # Calls from outside
 
     def stored(self, deliveries: Sequence[Delivery], is_next: bool) -> int:
-        """Take new deliveries into the window while it has room and older mail does not come first. The
-        others are claimed. Return how many were taken.
+        """Accept new deliveries into the window while it has room and no older mail must come first. The
+        others are claimed later. Return how many were accepted.
         """
         priority = deliveries[0].priority
         taken = self.plan.take_new(deliveries, self._clock.now()) if is_next and self._may_claim else 0
@@ -176,24 +176,24 @@ class Zone:
         return taken
 
     def notify(self, priority: Priority) -> None:
-        """Note that there may be new mail to claim."""
+        """Claim mail of a priority, because new mail may have been stored."""
         self.plan.window.of(priority).look(due=False)
         self._claim()
 
     def wake(self, *priorities: Priority) -> None:
-        """Search for new, due and released deliveries, also of these priorities."""
+        """Claim new, due and released deliveries of all priorities, including these."""
         for priority in priorities:
             self.plan.window.of(priority)
         self._look_everywhere()
         self._claim()
 
     def postponed(self, when: float, priority: Priority) -> None:
-        """Note that there is nothing new before `when`."""
+        """Schedule a claim for deferred mail that is due at `when`."""
         if not self._stopping:
             self._claim_at(when, self.plan.window.of(priority))
 
     def granted(self) -> None:
-        """Start the transactions that shared limits allow now."""
+        """Start the transactions that the shared limits now allow."""
         if not self._stopping:
             self.plan.round_robin.granted(self._clock.now())
             self.pump()
@@ -209,7 +209,7 @@ class Zone:
 
     async def retire(self, given_back: Callable[[], None]) -> None:
         """Release queued mail and let attempts finish, so that a `Zone` with other settings can take over.
-        `given_back` is called when the waiting mail can be claimed by others.
+        `given_back` is called when the waiting mail can be claimed again.
         """
         self._quit()
         await self._give_up()
@@ -225,7 +225,7 @@ class Zone:
             pass
 
     async def _give_up(self) -> None:
-        """Release all waiting mail to the store."""
+        """Release all waiting deliveries, so that they can be claimed from the store again."""
         async for deliveries in in_slices(self.plan.drain(), self._clock.monotonic):
             self._release(deliveries)
 
@@ -250,7 +250,7 @@ class Zone:
     # Carrying out the plan
 
     def pump(self) -> None:
-        """Start all deliveries that can be started now."""
+        """Start all batches that may start now."""
         if self._stopping:
             return
         now, tick = self._clock.now(), self._clock.monotonic()
@@ -279,7 +279,7 @@ class Zone:
             self._store.release([delivery.key for delivery in deliveries])
 
     def _requeue(self, deliveries: Sequence[Delivery]) -> None:
-        """Release deliveries that can be claimed again at once."""
+        """Release deliveries, which can then be claimed again at once."""
         self._release(deliveries)
         for priority in {delivery.priority for delivery in deliveries}:
             self.plan.window.of(priority).look(due=False)
@@ -287,7 +287,7 @@ class Zone:
     # Claims
 
     def _claim(self) -> None:
-        """Claim more deliveries if there may be room."""
+        """Start to claim deliveries, unless a claim is running or there is no room."""
         if not self._is_claiming and self._may_claim and self.plan.window.wants():
             self._is_claiming = True
             self._errands.start(self._claim_on())
@@ -305,7 +305,7 @@ class Zone:
         self._claim()
 
     async def _claim_once(self) -> bool:
-        """Make one request to the store. Return false if there is none left to make."""
+        """Make one request to the store. Return false if there is nothing more to request."""
         await self._settler.outcome_log.room()
         plan = self.plan.plan_claim(self._clock.now())
         try:
@@ -355,7 +355,9 @@ class Zone:
                 self._claim_at(self._clock.now() + OVERDUE_PAUSE if overdue else due, window)
 
     def _claim_at(self, when: float, window: PriorityWindow) -> None:
-        """Claim deliveries due at `when`, together with those due within `TOGETHER` after the last claim."""
+        """Schedule a claim of deliveries due at `when`, together with those due within `TOGETHER` after the
+        last claim.
+        """
         last = min(window.claimed_at, self._clock.now())
         self._next_claim.set(max(when, last + TOGETHER))
 
@@ -383,10 +385,10 @@ class Zone:
         self._pump_soon.ask()
 
     def _put_off(self, destination: Destination, deliveries: Sequence[Delivery]) -> None:
-        """Put off the mail of a destination whose hosts are unreachable. It is due with the next probe, so
-        that it leaves at once when the probe succeeds. In a zone with one next hop it stays due, so that this
-        also works after a restart. After some has been put off, the rest stays in the store until the probe,
-        except old mail, which must be checked and is put off slowly.
+        """Defer the mail of a destination whose hosts are unreachable. It is due with the next probe, so that
+        it leaves at once when the probe succeeds. In a zone with one next hop it stays due, so that this also
+        works after a restart. After some of the mail was deferred, the rest stays in the store until the
+        probe, except old mail, which must be checked and is deferred slowly.
         """
         suspension, random, now = destination.suspension, self._parts.random, self._clock.now()
         suspension.put_off += len(deliveries)
@@ -430,7 +432,7 @@ class Zone:
     # Attempts
 
     def _following(self, last: Work) -> Work | None:
-        """Return the next work of a task, and start whatever else can start now."""
+        """Return the next batch of a task, and start all other batches that may start now."""
         if self._stopping:
             return None
         now, tick = self._clock.now(), self._clock.monotonic()
@@ -520,8 +522,8 @@ class Zone:
         return outcomes
 
     async def _take_turn(self, work: Work, message: Message) -> bool:
-        """Wait like `take_turn`. Raise ClaimLostError if an operator has suspended the mail since the
-        batch started, for example while a connection was opened.
+        """Wait for a send time as `take_turn` does. Raise ClaimLostError if an operator has suspended the
+        mail since the batch started, for example while a connection was opened.
         """
         if self._parts.orders is not None:
             label = work.destination.label
@@ -581,7 +583,7 @@ async def take_turn(ticket: Ticket, clock: Clock) -> bool:
 
 
 async def _wait_for_turns(ticket: Ticket, seconds: float) -> None:
-    """Wait for `seconds`, or until new send times are available."""
+    """Wait for `seconds`, or until the rates allow earlier send times."""
     turns = ticket.pace.leased
     if turns is None:
         await asyncio.sleep(seconds)
