@@ -1,1 +1,1 @@
-"""HTTP for programs and people: metrics, health, the API and the operators' page."""
+"""The relay's HTTP server: metrics, health checks, the API and the operators' web page."""

@@ -1,4 +1,4 @@
-"""Listens for HTTP requests: on the admin address, and on the control socket for the users of this machine.
+"""Listens for HTTP requests on the admin address, and on the control socket for users of this machine.
 
 The relay binds both when it starts. If the address is in use, mail is still processed, and the owner tries
 again (`process/tasks`). aiohttp is loaded at the first connection, in a thread: with its certificate
@@ -45,13 +45,15 @@ class AdminError(Exception):
 
 
 class _Server(Protocol):
+    """Interface: an HTTP server that accepts clients at a listening socket."""
+
     async def start(self, listener: socket.socket, backlog: int) -> None: ...
     async def close(self) -> None: ...
 
 
 class _LazyServer(abc.ABC):
-    """A listening socket whose server is loaded at the first connection. `_load` runs in a thread, and
-    returns the function that makes the server. `where` names the server in errors.
+    """A listening socket whose HTTP server is imported only when the first client connects. `_load` runs in a
+    thread, and returns the function that makes the server. `where` names the server in errors.
     """
 
     def __init__(self, where: str, on_error: OnError) -> None:
@@ -65,7 +67,9 @@ class _LazyServer(abc.ABC):
     def _load(self) -> Callable[[], _Server]: ...
 
     def _listen(self, listener: socket.socket) -> None:
-        """Wait for the first connection. The kernel queues it until the server is loaded."""
+        """Listen, and load the HTTP server when the first client connects. The kernel queues clients until
+        the server is loaded.
+        """
         listener.listen(_BACKLOG)
         self._listener = listener
         asyncio.get_running_loop().add_reader(listener, self._first_connection, listener)
@@ -127,7 +131,9 @@ class AdminServer(_LazyServer):
         return name[1]
 
     async def start(self) -> None:
-        """Bind the address. Raise AdminError on failure; then it may be called again."""
+        """Bind the admin address and listen on it. Raise AdminError on failure; then it may be called
+        again.
+        """
         if self._certificates is None and self._settings.certificate is not None:
             self._certificates = self._read(self._settings.certificate)
         if self._handed is None and self._address.is_unix:
@@ -166,7 +172,7 @@ class AdminServer(_LazyServer):
 
 
 def _context(certificates: Certificates) -> ssl.SSLContext:
-    """Return a context that uses the certificate that is current when a client connects."""
+    """Return a TLS context that presents the certificate that is current when a client connects."""
 
     def current() -> ssl.SSLContext:
         return cast("ssl.SSLContext", certificates.context())  # no certificate is requested from clients

@@ -60,16 +60,16 @@ Connection = web.RequestHandler
 
 
 class Monitored(Protocol):
-    """Interface: the relay as monitoring sees it."""
+    """Interface: the state of the relay that the monitoring endpoints publish."""
 
     async def refresh(self) -> None:
-        """Update slow gauges, before a scrape."""
+        """Update the gauges that are only computed before a scrape."""
 
     def exposition(self) -> bytes:
         """Return the metrics in the Prometheus text format."""
 
     async def readiness(self) -> tuple[str, ...]:
-        """Return the reasons why the relay is not ready."""
+        """Return the reasons why the relay is not ready, or an empty tuple if it is."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -108,7 +108,7 @@ class HttpServer:
         self._pause: asyncio.TimerHandle | None = None
 
     async def start(self, listener: socket.socket, backlog: int) -> None:
-        """Start to serve. The server becomes the owner of `listener`."""
+        """Start accepting HTTP connections at `listener`. The server now owns the socket."""
         await self._runner.setup()
         listener.listen(backlog)
         listener.setblocking(False)
@@ -126,8 +126,8 @@ class HttpServer:
     # --- connections --------------------------------------------------------------------------------
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept a connection. aiohttp itself limits neither their number nor their age. If there are as many
-        as may be, the oldest stranger makes room, or else the oldest handshake.
+        """Accept a connection, because aiohttp limits neither the number nor the age of its connections. At
+        the limit, close the oldest unauthenticated connection, or else the oldest TLS handshake.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -178,7 +178,7 @@ class HttpServer:
         return alive
 
     def _becomes_operators(self, handler: Connection, visit: RequestIdentity) -> bool:
-        """Count the connection as an operator's. Return False if operators have no free connection."""
+        """Reserve one of the operators' connections for this connection. Return False if none is free."""
         is_known = handler in self._operators
         if not is_known:
             self._alive()
@@ -233,7 +233,7 @@ class HttpServer:
         return web.Response(body=self.monitored.exposition(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _get_health(self, request: web.Request) -> web.Response:
-        """Respond with `ok`. The response itself proves that the event loop is running."""
+        """Respond to `/healthz` with `ok`. The response itself proves that the event loop is running."""
         return web.Response(text="ok\n")
 
     async def _get_readiness(self, request: web.Request) -> web.Response:
@@ -242,7 +242,9 @@ class HttpServer:
         return web.Response(body=body, status=503 if reasons else 200, content_type="application/json")
 
     def _is_foreign(self, request: web.Request, host: str) -> bool:
-        """Return whether a browser sent this from another origin. Other clients send neither field."""
+        """Return whether a browser sent this request from a page of another origin. Other clients send
+        neither header field.
+        """
         if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
             return True
         origin = request.headers.get("Origin")
@@ -269,7 +271,7 @@ def _routes(operators: Operators) -> Sequence[web.RouteDef]:
 
 
 def _lazy(load: Callable[[], Handler]) -> Handler:
-    """Return a handler that is loaded on first use, because a relay that is only monitored needs none."""
+    """Return a request handler that is imported at its first request, because monitoring needs none."""
     loaded: list[Handler] = []
 
     async def serve(request: web.Request) -> web.StreamResponse:
@@ -295,8 +297,9 @@ def _mailpit(operators: Operators) -> Handler:
 
 
 def is_our_name(host: str, hosts: Collection[str]) -> bool:
-    """Return whether a request with this Host field may be meant for us. A rebound name is never an IP
-    address or a single label such as `localhost`, because an attacker cannot register these.
+    """Return whether the Host field may name this relay, as a protection against DNS rebinding. A rebound
+    name is never an IP address or a single label such as `localhost`, because an attacker cannot register
+    these.
     """
     if not host:
         return True  # HTTP/1.0; browsers always send one

@@ -1,5 +1,5 @@
-"""Captured mail for the page, and Mailpit's API for it, so that test suites made for Mailpit run against this
-relay. It is read in a thread, and released over SMTP.
+"""Access to captured mail for the page, and an API compatible with Mailpit's for existing test suites. It is
+read in a thread, and released over SMTP.
 
 Paths, names and formats are those of Mailpit 1.x: messages, search, send, read status, tags, release, chaos.
 The sandbox requires no token. Elsewhere a token with scope `operate` is required, as a Bearer token or as the
@@ -79,12 +79,14 @@ class CapturedMail:
 
     @property
     def release_to(self) -> str:
-        """The address of the server for released mail. If it is empty, nothing may be released."""
+        """The address of the server to which captured messages are released. If it is empty, no message can
+        be released.
+        """
         return self._operators.settings().capture.release_to
 
     async def ask(self, question: Callable[[Capture], T]) -> T:
-        """Run a query on the store in a thread, and return its result. Raise NotFoundError if no mail is
-        captured, CaptureError or SearchError on failure.
+        """Run a query on the capture store in a thread, and return its result. Raise NotFoundError if no mail
+        is captured, CaptureError or SearchError on failure.
         """
         if not self._operators.captures:
             raise NotFoundError('no mail is captured: no [[zone]] has next_hop = "capture:"')
@@ -102,8 +104,8 @@ class CapturedMail:
     async def read(
         self, message_id: str, by: str, *, mark: bool = True, query: str = "", tz: str = ""
     ) -> tuple[CaptureRow, bytes]:
-        """Return a message, and note that it was read unless `by` is empty. Raise NotFoundError if it does
-        not exist, SearchError or CaptureError on failure.
+        """Return a captured message, and log that `by` has read it unless `by` is empty. Raise NotFoundError
+        if it does not exist, SearchError or CaptureError on failure.
         """
         found = await self.ask(lambda capture: capture.read(message_id, mark=mark, query=query, tz=tz))
         if found is None:
@@ -117,8 +119,9 @@ class CapturedMail:
             self._operators.events.requested({"by": by, "request": request})
 
     async def release(self, message_id: str, to: Sequence[str], by: str) -> int:
-        """Send the message to `[capture] release_to`, for these recipients or for its own. It stays captured.
-        Return the number of recipients. Raise ReleaseError or CaptureError on failure.
+        """Send a captured message to the server in `[capture] release_to`, to the recipients `to` or else its
+        own. It stays captured. Return the number of recipients. Raise ReleaseError or CaptureError on
+        failure.
         """
         address = self.release_to
         if not address:
@@ -185,7 +188,7 @@ class _JsonFile(msgspec.Struct, rename="pascal"):
 
 
 class _SendRequest(msgspec.Struct, rename="pascal"):
-    """The body of Mailpit's send request."""
+    """A request to Mailpit's send endpoint, which captures the message that it contains."""
 
     from_: _JsonAddress = msgspec.field(name="From")
     to: list[_JsonAddress] = []
@@ -201,7 +204,7 @@ class _SendRequest(msgspec.Struct, rename="pascal"):
 
 
 class _Selector(msgspec.Struct, rename="pascal"):
-    """Selects messages by their ids or by a search."""
+    """A request that selects captured messages by their ids or by a search."""
 
     ids: list[str] | None = msgspec.field(default=None, name="IDs")
     search: str = ""
@@ -209,7 +212,7 @@ class _Selector(msgspec.Struct, rename="pascal"):
 
 
 class _TagRequest(msgspec.Struct, rename="pascal"):
-    """The tags of some messages, or the new name of a tag."""
+    """A request that sets the tags of captured messages, or renames a tag."""
 
     ids: list[str] = msgspec.field(default_factory=list, name="IDs")
     tags: list[Annotated[str, _TAG]] = []
@@ -217,13 +220,13 @@ class _TagRequest(msgspec.Struct, rename="pascal"):
 
 
 class _ReleaseRequest(msgspec.Struct, rename="pascal"):
-    """The addresses to which a captured message is released."""
+    """A request to release a captured message to these addresses."""
 
     to: list[str] = []
 
 
 class _MailpitCall:
-    """A request, with the name of its token."""
+    """A request to Mailpit's API, with the name of the token that authenticated it."""
 
     def __init__(self, request: web.Request, by: str, found: Mapping[str, str]) -> None:
         self.request, self.by, self.found = request, by, found
@@ -243,7 +246,7 @@ class _MailpitCall:
 
 
 class Mailpit:
-    """Serves Mailpit's API. `serve` answers every request below /api/v1/ and /view/."""
+    """Serves Mailpit's API for captured mail. `serve` answers every request below /api/v1/ and /view/."""
 
     def __init__(self, operators: Operators) -> None:
         self._operators = operators
@@ -468,7 +471,7 @@ class Mailpit:
         await self._mail.release(call.found["id"], to, call.by)
 
     async def _send(self, call: _MailpitCall) -> object:
-        """Add the message to the captured mail. It does not pass through the relay."""
+        """Add the submitted message to the captured mail. It does not pass through the relay."""
         body = await call.body()
         try:
             given = msgspec.json.decode(body, type=_SendRequest)
@@ -481,8 +484,8 @@ class Mailpit:
         return {"ID": message_id}
 
     def _composed(self, given: _SendRequest) -> tuple[str, Sequence[str], bytes]:
-        """Return sender, recipients and the composed message. Raise ApiError or Base64Error if a value is
-        invalid.
+        """Compose the submitted message, and return its sender, its recipients and its bytes. Raise ApiError
+        or Base64Error if a value is invalid.
         """
         files = [
             replace(
@@ -535,7 +538,9 @@ def number_of(text: str, default: int = 0) -> int:
 
 
 def html_response(html: str) -> web.Response:
-    """Return a message's HTML for a frame. It has no scripts and loads nothing from the network."""
+    """Return a response with the HTML of a message, for a frame. The frame runs no scripts and loads nothing
+    from the network.
+    """
     body = html.encode("utf-8", "replace")
     return web.Response(body=body, content_type="text/html", charset="utf-8", headers=SHOWN_FIELDS)
 
@@ -556,7 +561,7 @@ def file_response(parts: MimeParts, number: str) -> web.Response:
 
 
 def _which(request: web.Request, body: bytes) -> _Selector:
-    """Return the selected messages from JSON, or from a form, which the Python client sends."""
+    """Parse the selection of messages from JSON, or from a form, as Mailpit's Python client sends it."""
     if media_type(request) == "application/x-www-form-urlencoded":
         fields = parse_qs(body.decode())
         read = next((values[0] for name, values in fields.items() if name.lower() == "read"), "")

@@ -83,8 +83,8 @@ class Access:
         self._failures: BoundedDict[Key, tuple[float, int]] = BoundedDict(MAX_CLIENTS)
 
     def admit(self, text: str, visit: RequestIdentity, *scopes: Scope) -> Token:
-        """Return the token of a request, and record its name in the visit. Raise ApiError if the token is
-        not valid, cannot be read, or has none of the scopes.
+        """Return the API token with this text, and record its name in the identity of the request. Raise
+        ApiError if the token is not valid, cannot be read, or has none of the scopes.
         """
         try:
             token = self._identified(text, visit.client)
@@ -164,8 +164,8 @@ class Operators:
 
     @contextlib.asynccontextmanager
     async def one_more(self, token: Token, is_valid: Callable[[], bool]) -> AsyncIterator[None]:
-        """Count a stream during the block, and end the block soon after its token becomes invalid. Raise
-        BusyError if too many streams are open.
+        """Count an event stream while the block runs, and end the block soon after its token becomes invalid.
+        Raise BusyError if too many streams are open.
         """
         if self.streams.total() >= MAX_STREAMS:
             raise BusyError(f"the limit of {MAX_STREAMS} open event streams is reached")
@@ -188,7 +188,7 @@ class Operators:
 
     @property
     def captures(self) -> bool:
-        """Whether mail is captured here."""
+        """Whether this relay captures mail instead of sending it, as the sandbox or in any zone."""
         return self.sandbox is not None or any(zone.next_hop == CAPTURE for zone in self.settings().zone)
 
     def history(self) -> HistorySearch:
@@ -197,7 +197,7 @@ class Operators:
         return HistorySearch(self.settings(), self.clock.now())
 
     async def addresses(self, questions: Iterable[Request]) -> list[str]:
-        """Return the addresses in the answers to `control.history.questions`."""
+        """Send the requests of `control.history.questions`, and return the addresses in the responses."""
         found: list[str] = []
         for request in questions:
             with contextlib.suppress(ControlError):

@@ -29,7 +29,7 @@ _NO_LOGIN = 2**32 - 1
 
 
 class PeerServer:
-    """Creates the protocol of each connection to the control socket."""
+    """The HTTP server of the control socket."""
 
     def __init__(self, operators: Operators) -> None:
         self._operators = operators

@@ -1,4 +1,4 @@
-"""Failures as `application/problem+json` (RFC 9457). Their `code` is part of the public interface."""
+"""Error responses as `application/problem+json` (RFC 9457). Their `code` is part of the public interface."""
 
 import json
 import re
@@ -37,8 +37,8 @@ Code = Literal[
 
 
 class FieldError(msgspec.Struct, frozen=True, kw_only=True):
-    """An error in one field. `pointer` is a JSON pointer into the body, or the name of a parameter after a
-    slash.
+    """An error in one field of a request. `pointer` is a JSON pointer into the body, or the name of a
+    parameter after a slash.
     """
 
     pointer: str
@@ -46,7 +46,9 @@ class FieldError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProblemBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The body of a problem (RFC 9457). `code` is stable, `detail` is for people."""
+    """The JSON body of an error response (RFC 9457). `code` is stable, so programs can compare it; `detail`
+    is a human-readable message.
+    """
 
     title: str
     status: int
@@ -59,7 +61,7 @@ class ProblemBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class ApiError(Exception):
-    """A response that is not a success. `fields` are those of its header."""
+    """A request failed: the error response, as an exception. `fields` are those of its header."""
 
     def __init__(
         self,
@@ -111,7 +113,7 @@ def pointer_to(*names: str) -> str:
 
 
 def texts_in(value: object, pointer: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each text of a JSON document with the pointer to it."""
+    """Yield each string in a JSON document with its JSON pointer."""
     if isinstance(value, str):
         yield pointer, value
     elif isinstance(value, dict | list | tuple):
@@ -120,8 +122,8 @@ def texts_in(value: object, pointer: str = "") -> Iterator[tuple[str, str]]:
 
 
 def decoded(data: bytes | bytearray, of: Any, what: str) -> Any:
-    """Return the JSON document as a value of this type. Raise Problem if it is invalid, or if a member occurs
-    twice, because readers would use different ones.
+    """Return the JSON document as a value of this type. Raise ApiError if it is invalid, or if a member
+    occurs twice, because readers would use different ones.
     """
     try:
         try:
@@ -139,8 +141,8 @@ _MEMBERS = json.JSONDecoder(object_pairs_hook=list, parse_int=len, parse_float=l
 
 
 def _twice_in(value: list[Any], *above: str) -> str:
-    """Return the pointer to a member that occurs twice, or "" if there is none. An object is a list of
-    pairs.
+    """Return the JSON pointer to a member name that its object has twice, or "" if there is none. Objects are
+    lists of pairs here.
     """
     if not value:
         return ""
@@ -161,8 +163,8 @@ def malformed(error: Exception) -> ApiError:
 def invalid(
     error: msgspec.ValidationError, what: str, data: Any, of: Any, *, strict: bool = True
 ) -> ApiError:
-    """Return the problem of a body or of parameters (`what`) that do not match the schema. It names the
-    member of `data`, and the JSON names of types.
+    """Return the error response for a body or for parameters (`what`) that do not match their schema. It
+    names the member of `data`, and the JSON names of types.
     """
     text, _, path = str(error).partition(" - at `$")
     names: list[str] = []

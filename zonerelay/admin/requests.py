@@ -83,7 +83,7 @@ def media_type(request: web.BaseRequest) -> str:
 
 
 async def read_body(request: web.BaseRequest, most: int, seconds: float) -> bytes:
-    """Return the body. Raise ApiError if it is too large, or does not arrive in time."""
+    """Read and return the body of a request. Raise ApiError if it is too large or does not arrive in time."""
     octets, size = bytearray(), request.content_length or 0
     try:
         async with asyncio.timeout(seconds):
@@ -99,7 +99,9 @@ async def read_body(request: web.BaseRequest, most: int, seconds: float) -> byte
 
 
 def visit_of(request: web.BaseRequest, proxies: Networks, *, secure: bool) -> RequestIdentity:
-    """Return the visit of a request. `secure`: the connection has TLS."""
+    """Return the identity of a request: its client according to the connection and to trusted proxies. With
+    `secure`, the connection uses TLS.
+    """
     peername = request.transport.get_extra_info("peername") if request.transport is not None else None
     peer = client = _unmapped(str(peername[0])) if peername else ""
     if not proxies.match(peer):
@@ -118,7 +120,7 @@ def visit_of(request: web.BaseRequest, proxies: Networks, *, secure: bool) -> Re
 
 
 def _listed(request: web.BaseRequest, name: str) -> list[str]:
-    """Return the entries of all fields with that name: a proxy may add a field to that of a client."""
+    """Return the entries of all header fields with this name, because each proxy may add a field."""
     entries = (each.strip() for each in ",".join(request.headers.getall(name, ())).split(","))
     return [each for each in entries if each]
 
@@ -145,8 +147,8 @@ async def stream(
     admitted: AbstractAsyncContextManager[None],
     fields: Mapping[str, str],
 ) -> web.StreamResponse:
-    """Send frames as they come until they end, the client disconnects or reads nothing for `STALL` seconds,
-    or the block `admitted` ends. A ControlError is raised, or the last frame of a stream that has begun.
+    """Stream response frames until they end, the client disconnects or reads nothing for `STALL` seconds, or
+    the block `admitted` ends. A ControlError is raised, or sent as the last frame if the stream has begun.
     """
     response = web.StreamResponse(headers={"X-Accel-Buffering": "no", **fields})
     frames: list[Frame] = []
@@ -169,8 +171,8 @@ async def stream(
 
 
 def events(event: Callable[[Frame], bytes]) -> Callable[[Frame], bytes]:
-    """Return the function that writes the frames of one stream of server-sent events. The first Progress and
-    every `QUIET_BEATS` th one after it become a comment, a failure becomes a gap.
+    """Return a function that formats response frames as server-sent events. The first Progress and every
+    `QUIET_BEATS` th one after it become a comment, and a failure becomes a gap.
     """
     beats = itertools.cycle([b": zonerelay\n\n", *[b""] * (QUIET_BEATS - 1)])
 

@@ -46,7 +46,7 @@ class InjectedFaults:
         """Names of behaviours by address in lower case; the sink looks at this very mapping."""
 
     def set_behaviours(self, wanted: Mapping[str, str]) -> None:
-        """Set these scripted replies and no others. Raise FaultError if one does not exist."""
+        """Replace all scripted replies by these. Raise FaultError if one does not exist."""
         if len(wanted) > MAX_BEHAVIOURS:
             raise FaultError(f"at most {MAX_BEHAVIOURS} addresses can have a simulated reply")
         for address, name in wanted.items():

@@ -79,14 +79,16 @@ class MimeParts:
         return next((value for key, value in self.headers if key.lower() == name), "")
 
     def people(self, name: str) -> list[Person]:
-        """Return the addresses in all fields of that name. Decoded names may contain commas."""
+        """Return the names and addresses in all header fields with this name. Decoded names may contain
+        commas.
+        """
         values = [value for key, value in self.raw if key.lower() == name]
         found = [each for value in values for each in read_addresses(value).entries]
         return [(decoded(each.name), each.address) for each in found if each.address]
 
     @property
     def date(self) -> str:
-        """As ISO 8601 has it, or ""."""
+        """The date of the message in ISO 8601, or "" if it has no valid Date field."""
         try:
             return parsedate_to_datetime(self.header("date")).astimezone().isoformat(timespec="seconds")
         except (ValueError, TypeError, IndexError, OverflowError):
@@ -97,11 +99,11 @@ class MimeParts:
         return [each.strip() for each in self.header("x-tags").split(",") if each.strip()][:20]
 
     def plain(self) -> str:
-        """Return the text, or the visible text of the HTML."""
+        """Return the plain text of the message, or else the visible text of its HTML."""
         return self.text if self.text.strip() else visible(self.html)
 
     def words(self) -> str:
-        """Return all searchable text, in lower case."""
+        """Return the text that searches look in, in lower case."""
         named = [value for key, value in self.headers if key.lower() in _SEARCHED]
         named += [each.file_name for each in (*self.attachments, *self.inline)]
         return " ".join(" ".join([*named, self.text, visible(self.html)]).split()).lower()[:MAX_WORDS]
@@ -115,9 +117,9 @@ class MimeParts:
         return next((each for each in (*self.attachments, *self.inline) if each.number == number), None)
 
     def html_to_show(self) -> str:
-        """Return the HTML with its own images embedded. External resources are blocked by the frame's policy;
-        `<link>` elements are removed, because browsers follow them with DNS queries and connections before
-        they apply a policy.
+        """Return the HTML with the images of the message embedded in it. External resources are blocked by
+        the frame's policy; `<link>` elements are removed, because browsers follow them with DNS queries and
+        connections before they apply a policy.
         """
         import base64  # noqa: PLC0415 - for pages alone
 
@@ -215,8 +217,9 @@ def _put(parts: MimeParts, number: str, part: Message) -> None:
 
 
 def _parameter(part: Message, name: str, field_name: str = "Content-Type") -> str:
-    """Return a parameter, or "" if it is missing. The standard library's functions for charsets and file
-    names are not used, because they decode with any codec that the message names (RFC 2231).
+    """Return a parameter of a MIME field, or "" if it is missing. The standard library's functions for
+    charsets and file names are not used, because they decode with any codec that the message names (RFC
+    2231).
     """
     value = part.get_param(name, "", field_name)
     if not isinstance(value, tuple):
@@ -226,9 +229,7 @@ def _parameter(part: Message, name: str, field_name: str = "Content-Type") -> st
 
 
 def _unescaped(octets: bytes) -> str:
-    """Revert the escaping with which `decode_header` represents characters beyond Latin-1 between encoded
-    words.
-    """
+    """Decode bytes that `decode_header` has escaped because they contain characters beyond Latin-1."""
     return octets.decode("raw-unicode-escape", "replace")
 
 

@@ -74,16 +74,16 @@ class CaptureError(Exception):
 
 
 class CaptureFullError(CaptureError):
-    """There is not enough free space now."""
+    """The message was not stored, because there is not enough free space now."""
 
 
 class CaptureTooLargeError(CaptureError):
-    """The message is too large to be ever stored."""
+    """The message is larger than the capture store accepts."""
 
 
 class CaptureRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the list of captured messages. People are pairs of name and address; `bcc` are recipients
-    that no header field names.
+    """One row of the list of captured messages. Each person is a pair of name and address; `bcc` are the
+    recipients that no header field names.
     """
 
     id: str
@@ -109,7 +109,7 @@ _SUMMARY = ", ".join(CaptureRow.__struct_fields__)
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """The numbers of captured and unread messages."""
+    """The numbers of captured and unread messages, and the bytes stored."""
 
     messages: int
     unread: int
@@ -117,7 +117,7 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 def open_capture(settings: Settings, now: Callable[[], float]) -> "Capture":
-    """Return the store. The file is created or opened on first use."""
+    """Return the capture store of a relay. The file is created or opened on first use."""
     return Capture(
         settings.spool.path.parent / DIRECTORY / FILE,
         keep=settings.capture.keep,
@@ -145,8 +145,8 @@ class Capture:
         self._database = SideDatabase(self.file, _open)
 
     def add(self, message_id: str, sender: str, recipients: Sequence[str], octets: bytes) -> None:
-        """Store the message. If one with this id exists, the recipients are added to it. Raise CaptureError
-        if that fails.
+        """Store a captured message. If one with this id exists, the recipients are added to it. Raise
+        CaptureError if that fails.
         """
         size = len(octets)
         if size + OVERHEAD > self.max_size:
@@ -209,8 +209,8 @@ class Capture:
     def find(
         self, query: str = "", *, start: int = 0, limit: int = 50, tz: str = ""
     ) -> tuple[list[CaptureRow], int, int]:
-        """Return the newest messages first, the number of all matches, and how many of them are unread. Raise
-        SearchError or CaptureError if that fails.
+        """Search for messages, and return a page of them (newest first), the number of matches and of unread
+        ones. Raise SearchError or CaptureError if that fails.
         """
         where, values = condition(query, tz)
         where, values = f"{where} AND at >= ?", [*values, self.now() - self.keep]
@@ -224,14 +224,16 @@ class Capture:
         return [_summary(row) for row in rows], matched, unread
 
     def totals(self) -> Totals:
-        """Return the amounts of stored and unread mail. Raise CaptureError if that fails."""
+        """Return the numbers of stored and unread messages, and their size. Raise CaptureError if that
+        fails.
+        """
         with self._reading() as database:
             messages, octets = database.execute("SELECT messages, octets FROM total").fetchone()
             unread = database.execute("SELECT count(*) FROM mail WHERE NOT is_read").fetchone()[0]
         return Totals(messages, unread, octets)
 
     def tags(self) -> dict[str, int]:
-        """Return the number of messages by tag. Raise CaptureError if that fails."""
+        """Return the number of messages with each tag. Raise CaptureError if that fails."""
         with self._reading() as database:
             found = database.execute(
                 "SELECT value, count(*) FROM mail, json_each(tags) GROUP BY value ORDER BY value LIMIT 1000"
@@ -278,14 +280,14 @@ class Capture:
             ).rowcount
 
     def mark(self, read: bool, *, ids: Sequence[str] | None = None, query: str = "", tz: str = "") -> None:
-        """Mark all messages that match, or those with the ids. Raise SearchError or CaptureError if that
-        fails.
+        """Mark messages as read or unread, either all that match the query or those with these ids. Raise
+        SearchError or CaptureError if that fails.
         """
         self._change("UPDATE mail SET is_read = ?", (int(read),), ids, query, tz)
 
     def delete(self, *, ids: Sequence[str] | None = None, query: str = "", tz: str = "") -> int:
-        """Delete messages chosen as by `mark`, and return their number. Raise SearchError or CaptureError if
-        that fails.
+        """Delete all messages that match the query, or those with these ids, and return their number. Raise
+        SearchError or CaptureError if that fails.
         """
         return self._change("DELETE FROM mail", (), ids, query, tz)
 
@@ -332,7 +334,7 @@ class Capture:
 
 @contextlib.contextmanager
 def _in_time(database: sqlite3.Connection) -> Iterator[None]:
-    """Interrupt statements that run longer than `LONGEST`."""
+    """Interrupt SQL statements that run longer than `LONGEST` in the block."""
     until = time.monotonic() + LONGEST
 
     def is_late() -> bool:
@@ -384,7 +386,7 @@ def _encode(value: object) -> str:
 
 
 def _storable(text: str) -> str:
-    """Remove characters that SQLite does not store: unpaired surrogates, and NUL, which ends a text for some
+    """Replace characters that SQLite cannot store: unpaired surrogates, and NUL, which ends a text for some
     functions.
     """
     return re.sub("[\ud800-\udfff\0]", "\ufffd", text)
@@ -413,7 +415,9 @@ class SearchError(ValueError):
 
 
 def condition(query: str, tz: str = "") -> tuple[str, list[object]]:
-    """Return the SQL condition of a search and its values. Raise SearchError if the query is not valid."""
+    """Return the SQL condition for a search query, with its parameters. Raise SearchError if the query is not
+    valid.
+    """
     if len(query) > MAX_QUERY:
         raise SearchError(f"a search may have at most {MAX_QUERY} characters")
     parts, values = ["1"], list[object]()

@@ -57,7 +57,7 @@ _TIME_HELP = "+2h, 23:30, or 2026-11-25T23:30 (local time, or with an offset)"
 
 
 def _read(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a parser whose ValueError argparse prints unchanged."""
+    """Return a function that parses an argument; argparse prints the text of its ValueError unchanged."""
 
     def read(text: str) -> T:
         try:
@@ -69,7 +69,7 @@ def _read(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def _period(text: str) -> float:
-    """Return a duration that leads to a time with a date."""
+    """Parse a duration that is short enough to be added to the current date."""
     if (seconds := parse_duration(text)) > LONGEST:
         raise ValueError(f"{text!r} is longer than 100 years")
     return seconds
@@ -83,8 +83,8 @@ def _size(text: str) -> int:
 
 
 def _time(text: str) -> float:
-    """Return a time in the future: a duration from now, a time of day, or an ISO 8601 time, which is local if
-    it has no offset.
+    """Parse a time in the future: a duration from now, a time of day, or an ISO 8601 time (local without an
+    offset).
     """
     now = datetime.now().astimezone()
     try:
@@ -420,7 +420,7 @@ def _near(word: str, known: Iterable[str]) -> str:
 
 
 def build(words: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """Return the parser of all commands, or only of those that the arguments may name."""
+    """Return the argparse parser of all commands, or only of those that the arguments may name."""
     commands = _meant(words)
     parser = _Parser(
         prog="zonerelay",
@@ -463,8 +463,8 @@ def _meant(words: Sequence[str]) -> list[Command]:
 
 
 def _completed(known: Iterable[Command]) -> Iterator[Command]:
-    """Yield the commands with their operations. An operation that the table does not name follows the others
-    of its group.
+    """Yield the commands, each with the operations of the catalogue that it can request. An operation that
+    the table does not name follows the others of its group.
     """
     from zonerelay.operations.catalogue import OPERATIONS
 
@@ -483,7 +483,7 @@ def _completed(known: Iterable[Command]) -> Iterator[Command]:
 
 
 def _overview() -> str:
-    """Return a list of two commands per line, which fits a terminal of 24 lines and 80 columns."""
+    """Return the list of commands for the help: two per line, so that it fits a terminal of 80 x 24."""
     lines = []
     for title, group in GROUPS.items():
         tops = [f"{top:<13}{_TOPS[top]:<25}" for top in dict.fromkeys(each.top for each in group)]
@@ -523,7 +523,7 @@ def _add(commands: Any, name: str, command: Command) -> None:
 
 
 def _add_fields(parser: argparse.ArgumentParser, operation: Operation, *, optional: bool = False) -> None:
-    """Add an argument for each field that can be set on the command line, unless it exists already."""
+    """Add an argument for each field of a request that users can set, unless the command already has one."""
     from zonerelay.operations.operation import fields_of
 
     taken = {action.dest for action in parser._actions} | parser._option_string_actions.keys()
@@ -552,7 +552,7 @@ def _dest(described: FieldDescription) -> str:
 
 
 def _options(described: FieldDescription) -> dict[str, Any]:
-    """Return the keyword arguments of `add_argument` for a field."""
+    """Return the keyword arguments of argparse's `add_argument` for a request field."""
     unit, default = described.option.unit, described.default
     if described.type is bool:
         return {"action": "store_true", "help": described.help}
@@ -576,8 +576,8 @@ def _options(described: FieldDescription) -> dict[str, Any]:
 
 
 def request_of(arguments: argparse.Namespace, request: type[R], **more: object) -> R:
-    """Return a request with the options that were given and with `more`. Raise CliError if it is not
-    valid.
+    """Return the request that the command line describes, with the additional fields `more`. Raise CliError
+    if it is not valid.
     """
     from zonerelay.operations.operation import fields_of
 

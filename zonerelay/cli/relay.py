@@ -1,4 +1,4 @@
-"""Finds a running relay from command line options: its configuration file and its control socket."""
+"""Finds the running relay for a command by its configuration file or its control socket."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ _LISTENS = "00010000"
 
 
 def config_path(option: Path | None) -> Path:
-    """Return `--config`, else $ZONERELAY_CONFIG, else the machine's file, else the one in the source tree.
+    """Return the configuration file: `--config`, $ZONERELAY_CONFIG, the system's file, or that of the source
+    tree.
 
-    The machine's file takes precedence over the working directory: where a relay is installed, a command
+    The system's file takes precedence over the working directory: where a relay is installed, a command
     refers to that relay, whatever directory it is run in.
     """
     if option is not None:
@@ -61,8 +62,8 @@ def load_settings(option: Path | None) -> Settings:
 
 
 def load_for_reading(option: Path | None, *, quietly: bool = False) -> Settings:
-    """Return the readable part of the configuration, for commands that change nothing, and print a warning
-    about its problems.
+    """Return the valid part of the configuration for commands that change nothing, and warn about its
+    problems.
     """
     if sandbox := _usual_sandbox(option):
         from zonerelay.config.settings import Settings, SpoolSettings
@@ -72,7 +73,7 @@ def load_for_reading(option: Path | None, *, quietly: bool = False) -> Settings:
 
 
 def load_needed(option: Path | None, table: str) -> Settings:
-    """Return settings for a command that depends on one table. Raise CliError if that table may have
+    """Return the settings for a command that needs one valid table. Raise CliError if that table may have
     errors.
     """
     from zonerelay.config.settings import TABLES
@@ -104,12 +105,12 @@ def client_of(settings: Settings) -> ControlClient:
 
 
 def connect(arguments: Namespace) -> ControlClient:
-    """Return a client for the running relay. Raise CliError only if nothing determines its socket."""
+    """Return a client of the running relay. Raise CliError if its control socket cannot be determined."""
     return find_relay(arguments)[0]
 
 
 def find_relay(arguments: Namespace) -> tuple[ControlClient, Path | None]:
-    """Return a client and the relay's configuration file.
+    """Return a client of the running relay, and the relay's configuration file.
 
     The socket is that of `--socket`. Otherwise it is the one that the file names, whatever other errors the
     file has. Otherwise it is the one of a running process that was started with this file, if the file has
@@ -149,8 +150,8 @@ def find_relay(arguments: Namespace) -> tuple[ControlClient, Path | None]:
 
 
 def _socket_since(config: Path) -> Path | None:
-    """Return the control socket that the file names, if the socket is newer than the file: a relay has
-    already started with the file, so no other check is needed.
+    """Return the control socket that the file names if a relay has started with the file since it was last
+    changed.
     """
     import tomllib
 
@@ -174,9 +175,7 @@ def _socket_since(config: Path) -> Path | None:
 
 
 def _socket_of(found: PartialSettings) -> Path | None:
-    """Return the control socket, or None if the file does not name one or the path cannot be that of a
-    socket.
-    """
+    """Return the control socket that a configuration names, or None if it names none or an invalid path."""
     from zonerelay.control.socket import control_socket_path
 
     try:
@@ -186,7 +185,7 @@ def _socket_of(found: PartialSettings) -> Path | None:
 
 
 def _warn(config: Path, problems: Sequence[ConfigProblem]) -> None:
-    """Print a warning about the problems of a file that was read despite them."""
+    """Print a warning about the problems of a configuration file that is used in spite of them."""
     if not problems:
         return
     more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -195,8 +194,8 @@ def _warn(config: Path, problems: Sequence[ConfigProblem]) -> None:
 
 
 def _usual_sandbox(option: Path | None) -> Path | None:
-    """Return the control socket of this user's sandbox if no configuration is named and the default relay
-    does not run.
+    """Return the control socket of the user's sandbox, if neither a configuration is named nor the default
+    relay runs.
     """
     if option is not None or os.environ.get(ENVIRONMENT) or not (sandbox := _sandbox()):
         return None
@@ -228,8 +227,7 @@ def _sandbox() -> Path | None:
 
 
 def control_socket_of(config: Path) -> Path | None:
-    """Return the control socket of a process that was started with this configuration file, as the system
-    tells it.
+    """Find the process that was started with this configuration file, and return its control socket.
 
     A file that has changed since the start, or is no longer readable, may name a different socket from the
     one on which the relay listens. Only root and the relay's own user can inspect the process, and they are

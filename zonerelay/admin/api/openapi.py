@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 description of `/v1/`, built from the table of verbs and from their structs.
+"""The OpenAPI 3.1 description of `/v1/`, generated from the table of HTTP operations and their types.
 
 Clients are generated from it. Some generators would send a default as a value, and a list whose `items` are
 `false` breaks others, so neither is included. The description of a member states the default. Alternatives
@@ -92,8 +92,8 @@ def _tag(path: str) -> str:
 
 
 def _for_clients(part: Any, *, members: bool = False) -> Any:
-    """Return a part of the description in a form that client generators understand. `members`: its keys are
-    the names of members, not keywords of a schema.
+    """Return a part of the OpenAPI description without constructs that client generators do not understand.
+    With `members`, its keys are the names of members, not keywords of a schema.
     """
     if isinstance(part, list | tuple):
         return [_for_clients(each) for each in part]
@@ -118,8 +118,8 @@ def _for_clients(part: Any, *, members: bool = False) -> Any:
 
 
 def _one_of(kinds: Sequence[Any]) -> dict[str, Any]:
-    """Return a schema for one of some kinds, without two that one value may have, and without times. A list
-    of several kinds becomes a list of each.
+    """Combine schemas with `oneOf`, without `format` and without schemas that match the same values. A list
+    of several types becomes one list per type.
     """
     lists = [{**kind, "items": item} for kind in kinds for item in kind.get("items", {}).get("oneOf", ())]
     listed = [each["items"] for each in lists if "$ref" in each["items"]]

@@ -1,4 +1,4 @@
-"""Serves the table of verbs: authentication, validation, and every failure as a problem.
+"""Handles requests to `/v1/`: authenticates and validates them, and reports failures as RFC 9457 problems.
 
 The description needs no token. Without a token, a path that does not exist is answered with 401 like all
 others, so that nothing is revealed about paths. Then scope, method, media types, parameters and body are
@@ -33,8 +33,8 @@ _SEGMENT = {"message_id": "[0-9a-f]{16}"}
 
 
 class Api:
-    """Serves the HTTP API. `serve` answers every request below `/v1/` by a table of verbs. With `is_open`,
-    the description, which names the release, needs no token.
+    """Handles requests to the HTTP API, which are those below `/v1/` in the table `verbs`. With `is_open`,
+    the OpenAPI description, which names the release, needs no token.
     """
 
     def __init__(self, operators: Operators, verbs: Sequence[Verb], *, is_open: bool = True) -> None:
@@ -52,7 +52,9 @@ class Api:
         return document(self._verbs)
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """Answer a request. Raise ApiError for a failure."""
+        """Check the token and the fields of a request to the API, and answer it. Raise ApiError for a
+        failure.
+        """
         if request.path == DESCRIPTION:
             if request.method not in ("GET", "HEAD"):
                 raise not_allowed(("GET", "HEAD"))
@@ -120,8 +122,8 @@ def _allowed(verbs: dict[str, Verb]) -> Sequence[str]:
 
 
 def _accepts_lines(request: web.Request, verb: Verb) -> bool:
-    """Return whether the client requests lines of JSON. Raise Problem if it accepts neither those nor the
-    media type of the verb (RFC 9110 12.5.1, as far as two media types need it).
+    """Return whether the client requests newline-delimited JSON. Raise ApiError if it accepts neither those
+    nor the media type of the verb (RFC 9110 12.5.1, as far as two media types need it).
     """
     accepted = request.headers.getall("Accept", ())
     if not accepted:
@@ -159,8 +161,8 @@ async def _body(request: web.Request, of: type[msgspec.Struct]) -> msgspec.Struc
 
 
 def _no_controls(value: object) -> None:
-    """Raise Problem if a text has a control character. These have no meaning in an operator's request, and
-    stores and databases do not accept a NUL.
+    """Raise ApiError if a string in a request has a control character. These have no meaning in an operator's
+    request, and stores and databases do not accept a NUL.
     """
     for pointer, text in texts_in(value):
         if _CONTROL.search(text):

@@ -1,5 +1,4 @@
-"""The HTTP operations: one for each operation in the catalogue that has a path, built from its request and
-its response.
+"""The table of HTTP operations: one for each operation of the catalogue that has an HTTP path.
 
 The fields of a request become parameters (GET, with nested structs flattened) or a JSON body (POST), which
 are validated before the relay is called. The answer is one JSON document, or lines of JSON if the client
@@ -39,12 +38,13 @@ F = TypeVar("F")
 
 
 class NoParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request without parameters."""
+    """The query parameters of an HTTP operation that has none."""
 
 
 class ApiCall(msgspec.Struct, frozen=True):
-    """A validated request. `parameters` and `body` are instances of the verb's structs; `path` has the path
-    segments. `caller` is the name of the client in logs. `lines`: the client accepts lines of JSON.
+    """A validated request to the HTTP API. `parameters` and `body` are instances of the verb's structs;
+    `path` has the path segments. `caller` is the name of the client in logs. With `lines`, the client accepts
+    newline-delimited JSON.
     """
 
     operators: Operators
@@ -57,7 +57,9 @@ class ApiCall(msgspec.Struct, frozen=True):
     lines: bool = False
 
     async def one(self, request: requests.Request, answer: type[F]) -> F:
-        """Return the single frame that answers a request. Raise ControlError on failure."""
+        """Send a request to the relay, and return the single frame of its response. Raise ControlError on
+        failure.
+        """
         return await self.operators.asking.one(request, answer, self.caller)
 
     def asked(self, request: requests.Request) -> catalogue.OperationCall:
@@ -65,7 +67,9 @@ class ApiCall(msgspec.Struct, frozen=True):
         return catalogue.OperationCall(request=request, caller=self.caller, clear=clear)
 
     def admitted(self) -> AbstractAsyncContextManager[None]:
-        """End the block when the token becomes invalid. Peers of the control socket have no token."""
+        """Return a context manager that ends its block when the caller's token becomes invalid. Peers of the
+        control socket have no token.
+        """
         if not self.token.sha256:
             return nullcontext()
         return self.operators.one_more(self.token, lambda: self.operators.is_valid(self.token))
@@ -76,8 +80,8 @@ Run = Callable[[ApiCall], Awaitable[Answer]]
 
 
 class Verb(msgspec.Struct, frozen=True, kw_only=True):
-    """An HTTP method and path of the API. `operation` is the operation that it is built from, if there is
-    one.
+    """A method and path of the HTTP API, and the function that handles them. `operation` is the operation
+    that it is built from, if there is one.
     """
 
     method: str
@@ -109,8 +113,8 @@ def _is_nested(hint: object) -> bool:
 
 
 def _struct(operation: Operation, end: str, *, flat: bool) -> type[msgspec.Struct]:
-    """Return the struct of the fields that people can set. With `flat`, those of nested structs replace the
-    structs.
+    """Create the struct of the fields that clients can set in an operation's HTTP request. With `flat`, those
+    of nested structs replace the structs.
     """
     in_path, fields_of = re.findall(r"{(\w+)}", operation.path), msgspec.structs.fields
     fields = [
@@ -139,7 +143,7 @@ def _request_of(operation: Operation, call: ApiCall) -> requests.Request:
 
 
 def _document(operation: Operation) -> Any:
-    """Return the type of the JSON document of the answer."""
+    """Return the type of an operation's JSON response."""
     reply, wrapped = operation.reply, operation.wrapped
     if not wrapped:
         return reply
@@ -161,7 +165,7 @@ def _document(operation: Operation) -> Any:
 
 
 def _run(operation: Operation, document: Any) -> Run:
-    """Return the function that answers a call of the operation."""
+    """Return the function that handles the HTTP requests for an operation."""
     by_itself = _ALONE.get(operation.request)
 
     async def run(call: ApiCall) -> Answer:
@@ -242,7 +246,7 @@ def _event(frame: answers.Frame) -> bytes:
 
 
 async def _tell_history(call: ApiCall, message_id: str) -> None:
-    """Raise NotFoundError with the outcome of a message that has left the queue, if it is known."""
+    """Raise NotFoundError with the outcome of a message that has left the queue, if the history knows it."""
     if outcome := await history.ask(call.operators.history().became, message_id):
         raise NotFoundError(f"{outcome}; GET /v1/history/{message_id} returns its time line")
 

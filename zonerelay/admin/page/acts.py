@@ -1,4 +1,4 @@
-"""The page's changes: actions on all matching deliveries, suspensions, hold rules, and undo.
+"""The pages that change the queue: actions on matching deliveries, suspensions, hold rules and undo.
 
 Each change of the queue has a preview with the number of deliveries. The preview passes on the filter and not
 a list, so that any number of deliveries may match. A change that takes longer than `PATIENCE` seconds
@@ -55,7 +55,9 @@ async def change(visitor: PageRequest) -> web.StreamResponse:
 def change_of(
     verb: requests.ChangeVerb, wanted: requests.Filter, *, reason: str = "", target: str
 ) -> requests.QueueChange:
-    """Return the change. `target` is the zone of a reroute."""
+    """Return the request that applies an action to the deliveries that match a filter. `target` is the zone
+    of a reroute.
+    """
     ids = () if wanted.message_id is None else (wanted.message_id,)
     filters = msgspec.structs.replace(wanted, message_id=None)
     more = {"to_zone": target} if verb == "reroute" else {}
@@ -96,7 +98,9 @@ async def _carry_out(
 
 
 def _asked(visitor: PageRequest) -> tuple[requests.ChangeVerb, str, requests.Filter]:
-    """Return the requested change and the filter. Raise PageError if one of them is invalid."""
+    """Return the submitted action, and the submitted filter as text and parsed. Raise PageError if one of
+    them is invalid.
+    """
     verb, q = visitor.given("verb"), visitor.given("q")
     if verb not in VERBS:
         raise PageError(400, "Unknown action", f"{verb}: must be one of {', '.join(VERBS)}")

@@ -51,7 +51,7 @@ class CapturedPages:
         )
 
     async def delete(self, visitor: PageRequest) -> web.StreamResponse:
-        """Delete one message, or all that match."""
+        """Delete one captured message, or all that match a search."""
         q, one = visitor.given("q"), visitor.given("id")
         ids = [one] if one else None
         count = await self.mail.ask(lambda each: each.delete(ids=ids, query=q))
@@ -98,8 +98,8 @@ class CapturedPages:
     async def _read(
         self, visitor: PageRequest, *, is_noted: bool = False
     ) -> tuple[CaptureRow, MimeParts, bytes]:
-        """Read a message. `is_noted`: the previous page has already logged it. Raise NotFoundError if it does
-        not exist.
+        """Read a captured message, and parse its MIME parts. `is_noted`: the previous page has already logged
+        it. Raise NotFoundError if it does not exist.
         """
         by = "" if is_noted else visitor.caller
         summary, octets = await self.mail.read(visitor.request.match_info["id"], by, mark=not is_noted)

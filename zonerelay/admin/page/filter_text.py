@@ -26,7 +26,7 @@ class FilterTextError(ValueError):
 
 
 def parse(text: str) -> Filter:
-    """Return the filter for a text. Raise FilterTextError if it is invalid."""
+    """Parse the text of a filter. Raise FilterTextError if it is invalid."""
     if len(text) > MAX_TEXT:
         raise FilterTextError(f"a filter may have at most {MAX_TEXT} characters")
     found: dict[str, str | float] = {}
@@ -47,7 +47,7 @@ def _unquoted(value: str) -> str:
 
 
 def _term(name: str, value: str) -> tuple[str, str | float]:  # noqa: PLR0911 - a case for each word
-    """Return the name of the filter's field, and its value."""
+    """Parse one condition, and return the name of the filter's field and its value."""
     match name:
         case "":
             if is_message_id(value):
@@ -82,6 +82,6 @@ def _term(name: str, value: str) -> tuple[str, str | float]:  # noqa: PLR0911 - 
 
 
 def term(name: str, value: str) -> str:
-    """Return one condition of a filter, for links: `reply:"4.7.28 try later"`."""
+    """Format one condition of a filter, such as `reply:"4.7.28 try later"`, for a link."""
     plain = re.fullmatch(r'[^\s"\\]+', value) is not None
     return f"{name}:{value}" if plain else '{}:"{}"'.format(name, re.sub(r'(["\\])', r"\\\1", value))

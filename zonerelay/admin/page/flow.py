@@ -1,5 +1,4 @@
-"""The charts of the overview: waiting mail from its zone to its destination, by what stops it, and mail by
-minute. No I/O.
+"""The charts of the overview page: waiting mail from zones to destinations, and mail per minute. No I/O.
 
 The thickness of a band is the square root of its mail, so that one large queue does not hide the others.
 """
@@ -23,6 +22,8 @@ TITLE = 24.0
 
 
 class Node(msgspec.Struct, frozen=True):
+    """A bar in the flow chart: a zone or a destination, with its number of deliveries."""
+
     name: str
     count: str
     kind: str
@@ -34,12 +35,16 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Band(msgspec.Struct, frozen=True):
+    """A band in the flow chart, from a zone to one of its destinations."""
+
     kind: str
     path: str
     width: float
 
 
 class Flow(msgspec.Struct, frozen=True):
+    """The flow chart of waiting mail."""
+
     title: str
     nodes: Sequence[Node]
     bands: Sequence[Band]
@@ -89,7 +94,9 @@ def flow_of(status: RelayStatus) -> Flow:
 
 
 class Plot(msgspec.Struct, frozen=True):
-    """Mail by minute: a bar for accepted messages, a line for deliveries. `most` is the height."""
+    """The chart of mail per minute: a bar for accepted messages, a line for deliveries. `most` is the largest
+    number.
+    """
 
     bars: str
     lines: str
@@ -109,7 +116,7 @@ def plot_of(status: RelayStatus) -> Plot:
 
 
 def _less(zone: ZoneStatus, rows: Sequence[DestinationStatus]) -> DestinationStatus:
-    """Return one row for the mail of a zone that is not in these rows."""
+    """Return a row with the counts of a zone minus the counts of these rows of its destinations."""
     counts = {name: max(count - _sums(rows)[name], 0) for name, count in _sums([zone]).items()}
     return _others(zone.name, "others", counts)
 

@@ -249,8 +249,8 @@ def _renderer() -> PageRenderer:
 
 
 async def _given(request: web.Request, most: int = MAX_FORM) -> dict[str, str]:
-    """Return the fields of the URL, or of a form: small, within a time limit, and in UTF-8 only. Raise
-    ApiError or HTTPException with a status for the error.
+    """Return the query parameters of a GET request, or the fields of a form, which must be small and in
+    UTF-8. Raise ApiError or HTTPException with a status for the error.
 
     aiohttp's `post` decodes with any codec that a request names, and parses multipart bodies. One megabyte of
     `charset=punycode` from an unauthenticated client blocked the event loop for 38 seconds.
@@ -273,6 +273,8 @@ async def _failed(visitor: PageRequest, status: int, heading: str, text: str) ->
 
 
 def _cookie(request: web.Request) -> str:
-    """Return the cookie's name. Cookies ignore ports, so two relays on one machine need different names."""
+    """Return the name of the session cookie. It contains the port, because relays at different ports of one
+    host share cookies.
+    """
     prefix = "__Host-" if VISIT.get().secure else ""
     return f"{prefix}zonerelay-{request.url.port}"

@@ -80,7 +80,7 @@ def _path(sender: str | None) -> Markup:
 
 
 def _sampled(count: int, every: int) -> str:
-    """Return a number. If only a sample was counted, zero is shown as less than the sampling interval."""
+    """Format a count. If only a sample was counted, a zero is shown as less than the sampling interval."""
     if count or every == 1:
         return f"{count:,}"
     return f"<{every}" if every else "?"

@@ -70,8 +70,8 @@ async def destinations(visitor: PageRequest) -> web.StreamResponse:
 def _with_filters(
     visitor: PageRequest, rows: list[answers.DestinationStatus]
 ) -> list[tuple[answers.DestinationStatus, str]]:
-    """Return each destination with a filter for its mail. The name of a next hop is not a recipient's
-    domain.
+    """Return each destination with the text of a filter that selects its mail. The name of a next hop is not
+    a recipient's domain.
     """
     by_next_hop = {zone.name for zone in visitor.operators.settings().zone if zone.next_hop}
     return [
@@ -148,7 +148,7 @@ async def message(visitor: PageRequest) -> web.StreamResponse:
 
 
 async def body(visitor: PageRequest) -> web.StreamResponse:
-    """Show the message as text, whatever its type. The relay's log names the reader."""
+    """Show the source of a message as plain text. The relay's log names the reader."""
     message_id, as_sent = message_id_of(visitor), visitor.given("as") == "sent"
     found, octets = None, bytearray()
     request = requests.QueueCat(message_id=message_id, as_sent=as_sent)
@@ -184,8 +184,8 @@ async def history(visitor: PageRequest) -> web.StreamResponse:
 
 
 async def _found(visitor: PageRequest, given: Mapping[str, str]) -> dict[str, object]:
-    """Return the values for the template `history`. Raise ValueError, UnsearchableError or RedactKeyError if
-    the search is not possible.
+    """Search the history, and return the values for the template `history`. Raise ValueError,
+    UnsearchableError or RedactKeyError if the search is not possible.
     """
     value, outcome, now = given["value"], given["outcome"], visitor.now
     since = now - parse_duration(given["since"]) if given["since"] else 0.0
@@ -231,7 +231,7 @@ async def tail(visitor: PageRequest) -> web.StreamResponse:
 
 
 async def tail_events(visitor: PageRequest) -> web.StreamResponse:
-    """Send server-sent events until the operator leaves or the session ends."""
+    """Stream events to the browser as server-sent events, until the operator leaves or the session ends."""
     wanted = requests.Tail(
         address=visitor.given("address"), event=visitor.given("event"), zone=visitor.given("zone")
     )
@@ -248,7 +248,7 @@ async def tail_events(visitor: PageRequest) -> web.StreamResponse:
 
 
 def _event(frame: answers.Frame) -> bytes:
-    """Return an event for page.js, which shows those of a message in one row."""
+    """Format an event for page.js, which shows all events of a message in one row."""
     shown = {"at": "", "name": "missed", "message": ""}
     match frame:
         case MailEvent():

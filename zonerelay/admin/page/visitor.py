@@ -131,7 +131,9 @@ class PageError(Exception):
 
 @dataclass(eq=False, repr=False)
 class PageRequest:
-    """A request with its session. `fields` are those of the form, or those of the URL."""
+    """One request to the operators' page, with its login session. `fields` are those of the form, or the
+    query parameters.
+    """
 
     request: web.Request
     operators: Operators
@@ -145,7 +147,9 @@ class PageRequest:
         self.now = self.operators.clock.now()
 
     def given(self, name: str) -> str:
-        """Return a field. Raise PageError if its value is too long or has control characters."""
+        """Return a submitted field without surrounding white space. Raise PageError if its value is too long
+        or has control characters.
+        """
         value = self.fields.get(name, "").strip()
         if len(value) > MAX_VALUE:
             raise PageError(400, "Too long", f"{name} may have at most {MAX_VALUE} characters")
@@ -163,7 +167,9 @@ class PageRequest:
 
     @property
     def addresses(self) -> AskRelay | None:
-        """What answers questions for addresses, which the scope `operate` may ask."""
+        """The function that asks the relay for addresses, or None if the session does not have the scope
+        `operate`.
+        """
         return self.operators.addresses if self.operates else None
 
     def need(self, scope: Scope) -> None:
@@ -172,11 +178,15 @@ class PageRequest:
             raise PageError(403, "Not allowed", "your token has the scope read and does not allow changes")
 
     async def one(self, request: Request, answer: type[F]) -> F:
-        """Return the single answer to a request. Raise ControlError on failure."""
+        """Send a request to the relay, and return the single frame of its response. Raise ControlError on
+        failure.
+        """
         return await self.operators.asking.one(request, answer, self.caller)
 
     async def all(self, request: Request, answer: type[F]) -> tuple[tuple[F, ...], EndFrame]:
-        """Return all answers to a request, and its end. Raise ControlError on failure."""
+        """Send a request to the relay, and return the frames of its response, and the end frame. Raise
+        ControlError on failure.
+        """
         return await self.operators.asking.all(request, answer, self.caller)
 
     def asked(self, request: Request) -> OperationCall:
@@ -186,7 +196,7 @@ class PageRequest:
         return self.operators.asking.frames(self.asked(request), beat=beat)
 
     async def page(self, template: str, code: int = 200, /, **values: object) -> web.Response:
-        """Render the page, in a thread, so that a large page does not delay mail."""
+        """Render a template in a thread, so that a large page does not delay mail."""
         common = {
             "session": self.session,
             "operates": self.operates,
@@ -201,7 +211,9 @@ class PageRequest:
     async def done(
         self, *lines: str, back: str, command: str = "", act: str = "", **more: object
     ) -> web.Response:
-        """Render what was done. `act` can be undone."""
+        """Render a page that reports the result of a change. `act` is the id of a change that can be
+        undone.
+        """
         values = {"missing": (), "lines": lines, "back": back, "command": command, "act": act}
         return await self.page("done.html", **{**values, **more})
 
@@ -210,7 +222,7 @@ _OWN_PATH = re.compile(r"/(?![/\\])[!-\[\]-~]*")
 
 
 def own_path(path: str) -> str:
-    """Return the path if a browser looks for it here, "/" for every other text. Browsers leave out tabs and
+    """Return the path if a browser stays on this host with it, or "/" otherwise. Browsers leave out tabs and
     line ends and read a backslash as a slash, so `/<TAB>/host` leads to that host.
     """
     return path if _OWN_PATH.fullmatch(path) else "/"

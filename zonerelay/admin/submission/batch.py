@@ -31,14 +31,16 @@ _TAG = re.compile(r"\{\{\s*(?:[#^&{]\s*)?([^\s{}!/>=#^&][^{}]*?)\s*\}\}")
 
 
 class _TemplateRenderer(Renderer):
-    """Renders the templates of one batch."""
+    """Renders the mustache templates of a batch of messages."""
 
     def str_coerce(self, val: str | float | None) -> str:
         return as_text(val)
 
 
 def substituted(fields: Mapping[str, Any], body: JsonBody) -> dict[str, Any]:
-    """Return the fields with all templates filled in. Raise Problem if a template or a value is invalid."""
+    """Return the fields of a message with all templates rendered. Raise ApiError if a template or a value is
+    invalid.
+    """
     found = dict(fields)
     values = found.pop("substitutions", None)
     if values is None:

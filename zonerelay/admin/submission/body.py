@@ -1,5 +1,5 @@
-"""Reads a JSON document as it arrives. Long strings and uploaded files are written to an unnamed temporary
-file; the rest stays in memory.
+"""Reads a JSON body incrementally, and moves its long strings to a temporary file. Long strings and uploaded
+files are written to an unnamed temporary file; the rest stays in memory.
 
 In the document that `finish` returns, a reference replaces each long string. A reference has a random part
 that the client does not know, so it cannot be forged. At most `MAX_DOCUMENT` bytes and one chunk are in
@@ -47,7 +47,7 @@ pairs.
 
 
 class StoredFile:
-    """Bytes in the temporary file: an uploaded file, or the raw content of a string."""
+    """A range of the temporary file: an uploaded file, or the raw content of a long string."""
 
     def __init__(self, file: BinaryIO, start: int, size: int) -> None:
         self._file = file
@@ -60,22 +60,26 @@ class StoredFile:
             yield os.pread(self._file.fileno(), min(READ, end - at), at)
 
     def text(self, pointer: str) -> str:
-        """Return the string at `pointer` as text. Raise Problem or msgspec.DecodeError on failure."""
+        """Decode the stored JSON string, whose place in the document is `pointer`. Raise ApiError or
+        msgspec.DecodeError on failure.
+        """
         if self._size > MAX_TEXT:
             raise too_large(f"a string exceeds {MAX_TEXT} bytes", pointer)
         return msgspec.json.decode(b'"' + b"".join(self.pieces()) + b'"', type=str)
 
 
 class StoredBase64(Base64Text):
-    """A base64 file in a long string. PHP escapes the slashes in it, and .NET the plus signs."""
+    """A base64 attachment whose long string is in the temporary file. PHP escapes the slashes in it, and .NET
+    the plus signs.
+    """
 
     def __init__(self, long: StoredFile, name: str) -> None:
         super().__init__(b"", name)
         self._long = long
 
     def _slices(self) -> Iterator[bytes]:
-        """Yield the file in unescaped chunks. Raise msgspec.DecodeError for invalid characters, as for a
-        short string.
+        """Yield the base64 text in chunks, without JSON escapes. Raise msgspec.DecodeError for invalid
+        characters, as for a short string.
         """
         rest = b""
         for piece in self._long.pieces():
@@ -127,11 +131,11 @@ class JsonBody:
 
     @property
     def spills(self) -> bool:
-        """Whether there is a long string."""
+        """Whether the body has strings that are long enough for the temporary file."""
         return bool(self._waiting or self._written)
 
     def feed(self, piece: bytes) -> None:
-        """Parse the next chunk. Raise Problem if a limit is exceeded."""
+        """Parse the next chunk of the body. Raise ApiError if a limit is exceeded."""
         self._count(len(piece))
         data, self._rest, at = self._rest + piece, b"", 0
         while at < len(data):
@@ -178,17 +182,17 @@ class JsonBody:
         self._begun = self._written + len(self._waiting)
 
     def add(self, piece: bytes) -> None:
-        """Add a chunk of the file. Raise Problem if a limit is exceeded."""
+        """Append a chunk to the current file. Raise ApiError if a limit is exceeded."""
         self._count(len(piece))
         self._waiting += piece
 
     def end_file(self) -> StoredFile:
-        """End the file, and return it. Call `flush` before."""
+        """End the current file, and return it. Call `flush` before."""
         start, self._begun = self._begun, -1
         return self._stored(start, self._written - start)
 
     def flush(self) -> None:
-        """Write to the file. This blocks. Raise OSError on failure."""
+        """Write the waiting bytes to the temporary file. This blocks. Raise OSError on failure."""
         if not self._waiting:
             return
         if self._file is None:
@@ -198,7 +202,7 @@ class JsonBody:
             del self._waiting[: self._file.write(self._waiting)]
 
     def finish(self) -> bytes:
-        """Return the document with references. Call `flush` before."""
+        """Return the JSON document, with references in place of long strings. Call `flush` before."""
         if self._string is not None:
             self._document += b'"' + self._string  # an incomplete string, which the parser reports
         return bytes(self._document)
@@ -216,7 +220,7 @@ class JsonBody:
         return StoredFile(self._file, start, size)
 
     def refers(self, data: bytes) -> bool:
-        """Return whether the data contains a reference."""
+        """Return whether the data contains a reference to a long string."""
         return self.spills and self._nonce.encode() in data
 
     def close(self) -> None:

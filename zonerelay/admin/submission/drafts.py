@@ -93,9 +93,9 @@ class ExplicitEnvelope(
 class Submission(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"from_": "from"}
 ):
-    """A message in the JSON of a submission. `send_at` is Unix seconds or RFC 3339; `partial` accepts the
-    message for the recipients that are not refused; `tags` and `metadata` are stored with the message and not
-    sent.
+    """A submitted message, as the JSON body of `POST /v1/messages` describes it. `send_at` is Unix seconds or
+    RFC 3339; `partial` accepts the message for the recipients that are not refused; `tags` and `metadata` are
+    stored with the message and not sent.
     """
 
     from_: One
@@ -155,14 +155,16 @@ class FieldErrors:
 
     @contextlib.contextmanager
     def at(self, pointer: str) -> Iterator[None]:
-        """Record an error in the following `with` block for this field, and continue after the block."""
+        """Record an error that the `with` block raises as an error of this field, and continue after the
+        block.
+        """
         try:
             yield
         except BadRowError as error:
             self.add(pointer, str(error))
 
     def end(self) -> None:
-        """Raise Problem if errors were found."""
+        """Raise ApiError with all recorded errors, if there are any."""
         if self._found:
             first = self._found[0]
             raise ApiError(422, "invalid", f"{first.pointer}: {first.detail}", errors=self._found)
@@ -171,7 +173,9 @@ class FieldErrors:
 def sending_of(
     given: Submission, body: JsonBody, origin: SubmissionOrigin, now: float, uploads: Uploads = ()
 ) -> ValidatedMessage:
-    """Return the message of a validated submission. Raise Problem with all errors if it is invalid."""
+    """Validate a submission, and return the message to submit. Raise ApiError with all errors if it is
+    invalid.
+    """
     faults = FieldErrors()
     author = _one(given.from_, "from", faults)
     to, cc, bcc = (_some(getattr(given, name), name, faults) for name in ("to", "cc", "bcc"))
@@ -290,7 +294,7 @@ def _some(given: Some, name: str, faults: FieldErrors) -> list[_Named]:
 
 
 def _recipients(given: Submission, named: list[_Named], faults: FieldErrors) -> dict[Mailbox, str]:
-    """Return each recipient once, in order, with the pointer to its field."""
+    """Return the recipients in order and without duplicates, each with the JSON pointer to its field."""
     people = named
     if given.envelope.to:
         people = []

@@ -19,9 +19,10 @@ from zonerelay.telemetry.logs.redact import UnsearchableError
 
 
 class RecipientState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The state of one recipient. `index` is its position in the answer to the submission. `state` is
-    `queued` or `refused` in that answer; later it is the state in the queue, or `delivered`, `bounced`,
-    `expired`, `dropped`, or `gone` if the history has no entry. `reply` is the last reply of the peer.
+    """The state of one recipient of a submitted message. `index` is its position in the answer to the
+    submission. `state` is `queued` or `refused` in that answer; later it is the state in the queue, or
+    `delivered`, `bounced`, `expired`, `dropped`, or `gone` if the history has no entry. `reply` is the last
+    reply of the peer.
     """
 
     address: str
@@ -57,7 +58,7 @@ class MessageSearch(
 
 
 class MessageSummary(MessageState, frozen=True, kw_only=True):
-    """A message that was found. `tags` and `metadata` are those of its submission."""
+    """One message in the results of a search. `tags` and `metadata` are those of its submission."""
 
     sender: str
     tags: tuple[str, ...]
@@ -72,8 +73,8 @@ class MessageList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def list_of(call: ApiCall) -> MessageList:
-    """Return the messages that were found. Raise Problem if a parameter is invalid, or ControlError without a
-    history.
+    """Search for messages, and return one page of the results. Raise ApiError if a parameter is invalid, or
+    ControlError without a history.
     """
     settings, wanted = call.operators.settings(), call.parameters
     if not settings.history.enabled:
@@ -112,8 +113,8 @@ def _summary(found: SentMessage) -> MessageSummary:
 
 
 async def detail_of(call: ApiCall) -> MessageDetail | None:
-    """Return the message while it is in the queue. A user's token sees the messages of its user only; for
-    others, raise NotFoundError.
+    """Return the details of a message in the queue, or None if the message is not there. A user's token sees
+    the messages of its user only; for others, raise NotFoundError.
     """
     message_id = call.path["message_id"]
     try:
@@ -126,7 +127,9 @@ async def detail_of(call: ApiCall) -> MessageDetail | None:
 
 
 async def state_of(call: ApiCall) -> MessageState:
-    """Return the state of a message. Raise NotFoundError if the message is unknown."""
+    """Return the state of a message for each of its recipients. Raise NotFoundError if the message is
+    unknown.
+    """
     message_id, detail = call.path["message_id"], await detail_of(call)
     user = call.token.user if call.token.scope == "submit" else None
     known = await ask(call.operators.history().entries, message_id, user)

@@ -87,7 +87,9 @@ FORM = Annotated[
 
 
 class AcceptedMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """An accepted message. `id` is the relay's id, and `message_id` is the header field of the message."""
+    """The response to the submission of a message that was accepted. `id` is the relay's id, and `message_id`
+    is the header field of the message.
+    """
 
     id: str
     message_id: str
@@ -95,15 +97,16 @@ class AcceptedMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cancellation(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of deliveries that were cancelled, and of those being attempted."""
+    """The result of a cancellation: the numbers of deliveries cancelled, and of those being attempted."""
 
     withdrawn: int
     in_flight: int
 
 
 class MessageBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A batch of messages. Each message has the fields of a submission, which override those of `template`,
-    and `substitutions`: texts and numbers for the {{names}} in subject, text, html and headers.
+    """A request to submit several messages. Each message has the fields of a submission, which override those
+    of `template`, and `substitutions`: texts and numbers for the {{names}} in subject, text, html and
+    headers.
     """
 
     messages: Annotated[tuple[dict[str, Any], ...], msgspec.Meta(min_length=1, max_length=MAX_BATCH)]
@@ -111,8 +114,8 @@ class MessageBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class BatchAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The answer for one message: `status` as for a single submission, and the accepted message or the
-    problem.
+    """The response for one message of a batch: `status` as for a single submission, and the accepted message
+    or the problem.
     """
 
     status: int
@@ -121,7 +124,7 @@ class BatchAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class BatchAnswers(msgspec.Struct, frozen=True, kw_only=True):
-    """The answers, in the order of the messages."""
+    """The responses for the messages of a batch, in their order."""
 
     messages: tuple[BatchAnswer, ...]
 
@@ -132,8 +135,8 @@ _reading = Counter[str]()
 
 @contextlib.contextmanager
 def _counted(call: ApiCall) -> Iterator[SubmissionOrigin]:
-    """Count the body as being read until the block ends, unless it is small and has already arrived. Raise
-    Problem if too many are being read.
+    """Count the request among those whose body is being read, unless the body is small and has arrived. Raise
+    ApiError if too many are being read.
     """
     content, origin = call.request.content, _origin(call)
     user = origin.user
@@ -178,7 +181,7 @@ async def _pieces(call: ApiCall, origin: SubmissionOrigin) -> AsyncIterator[byte
 
 
 class BodyRead:
-    """Awaits the next bytes of a body, within the client's time limits. Raises Problem if the client is too
+    """Awaits the next bytes of a body, within the client's time limits. Raises ApiError if the client is too
     slow.
     """
 
@@ -195,7 +198,9 @@ class BodyRead:
 
 
 def _body_of(call: ApiCall, origin: SubmissionOrigin) -> contextlib.closing[JsonBody]:
-    """Return the storage of a body, which the block closes. Raise Problem if the body is too large."""
+    """Return a parser for the body of a request, which is closed when the block ends. Raise ApiError if the
+    body is too large.
+    """
     limit = origin.listener.max_message_size * 4 // 3 * 78 // 76 + SLACK
     if (call.request.content_length or 0) > limit:
         raise too_large(f"the body exceeds {limit} bytes")
@@ -208,7 +213,7 @@ def _unsupported(kind: str) -> ApiError:
 
 @contextlib.contextmanager
 def _problems_for(call: ApiCall) -> Iterator[None]:
-    """Report to the client why its body cannot be accepted. Raise Problem on failure."""
+    """Convert an error in receiving a body to an error response. Raise ApiError on failure."""
     try:
         yield
     except OSError as error:
@@ -224,7 +229,7 @@ def _is_short(call: ApiCall) -> bool:
 
 
 async def _json(call: ApiCall, origin: SubmissionOrigin, body: JsonBody) -> bytes:
-    """Read the whole body, and return its document. Raise Problem if it is too large or not JSON."""
+    """Read the whole body, and return its JSON document. Raise ApiError if it is too large or not JSON."""
     if (kind := media_type(call.request)) != _JSON:
         raise _unsupported(kind)
     if _is_short(call):  # no string in it is long
@@ -274,7 +279,7 @@ async def _form(call: ApiCall, origin: SubmissionOrigin, body: JsonBody) -> tupl
 
 @contextlib.contextmanager
 def _well_formed() -> Iterator[None]:
-    """Convert the errors of aiohttp's form parser. Raise Problem on failure."""
+    """Convert errors of aiohttp's form parser to an error response. Raise ApiError on failure."""
     try:
         yield
     except (ValueError, LookupError, RuntimeError, AssertionError, HttpProcessingError) as error:
@@ -318,7 +323,7 @@ async def _run(size: int, work: Callable[..., T], /, *args: Any, **more: Any) ->
 
 
 async def _decoded(data: bytes, of: type[Any]) -> Any:
-    """Return the decoded body. Raise Problem if it is invalid."""
+    """Decode the JSON body as a value of this type. Raise ApiError if it is invalid."""
     return await _run(len(data), problems.decoded, data, of, "the body")
 
 
@@ -359,8 +364,8 @@ async def _take(
     *,
     size: int,
 ) -> AcceptedMessage:
-    """Submit a message. `size` is the size of the JSON: large messages are checked and composed in a
-    thread.
+    """Validate, compose and submit a message. `size` is the size of the JSON: large messages are checked and
+    composed in a thread.
     """
     now = call.operators.clock.now()
     large = size > SMALL or body.spills or bool(uploads)
@@ -371,7 +376,7 @@ async def _take(
 
 
 def _composed(draft: Draft) -> Iterator[bytes]:
-    """Yield the composed message. Raise Problem if an attachment is invalid."""
+    """Yield the composed message in chunks. Raise ApiError if an attachment is invalid."""
     try:
         yield from compose_pieces(draft)
     except msgspec.DecodeError as error:
@@ -391,7 +396,7 @@ async def _composed_in_thread(draft: Draft) -> AsyncIterator[bytes]:
 async def _submitted_as(
     call: ApiCall, origin: SubmissionOrigin, sending: drafts.ValidatedMessage, pieces: Pieces
 ) -> AcceptedMessage:
-    """Submit the message, and return its answer. Raise Problem if it is refused."""
+    """Submit the message, and return the response for the client. Raise ApiError if it is refused."""
     principal = Principal(
         protocol="HTTP",
         address=origin.client,
@@ -525,7 +530,7 @@ async def _strict_lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _raw_envelope(block: bytes, given: RawQuery, most: int) -> tuple[Mailbox, dict[Mailbox, str]]:
-    """Return the envelope from the header section, unless the parameters override it. Raise Problem if it is
+    """Return the envelope from the header section, unless the parameters override it. Raise ApiError if it is
     invalid.
     """
     faults = drafts.FieldErrors()
@@ -554,7 +559,7 @@ def _raw_envelope(block: bytes, given: RawQuery, most: int) -> tuple[Mailbox, di
 
 
 def _raw_sender(fields: Sequence[tuple[str, str]]) -> Mailbox:
-    """Return the sender from the header fields. Raise BadRowError if there is none."""
+    """Return the sender in the Sender or From field. Raise BadRowError if there is none."""
     for wanted in ("sender", "from"):
         for name, value in fields:
             for each in read_addresses(value).entries if name.lower() == wanted else ():
@@ -564,14 +569,16 @@ def _raw_sender(fields: Sequence[tuple[str, str]]) -> Mailbox:
 
 
 def _filled(template: dict[str, Any], message: dict[str, Any], body: JsonBody) -> Submission:
-    """Return the message with the template filled in. Raise Problem if it is invalid."""
+    """Return a message of a batch, with the fields of the template and with its own substitutions. Raise
+    ApiError if it is invalid.
+    """
     from zonerelay.admin.submission.batch import substituted  # noqa: PLC0415 - the template library
 
     return _converted(substituted({**template, **message}, body))
 
 
 async def _batch(call: ApiCall) -> Answer:
-    """Submit the messages concurrently, so that they are committed together."""
+    """Submit the messages of a batch concurrently, so that they are committed together."""
     with _counted(call) as origin, _body_of(call, origin) as body:
         given: MessageBatch = await _decoded(await _json(call, origin, body), MessageBatch)
         template_size = len(msgspec.json.encode(given.template))

@@ -20,7 +20,7 @@ _HEADERS = {"messageId": "Message-ID", "inReplyTo": "In-Reply-To", "references":
 
 
 class ZoneMtaResponse(msgspec.Struct, frozen=True, kw_only=True, rename={"from_": "from"}):
-    """The response to ZoneMTA's send requests."""
+    """The response to a message submitted to `/send` or `/send-raw`."""
 
     id: str
     from_: str = ""
@@ -29,7 +29,9 @@ class ZoneMtaResponse(msgspec.Struct, frozen=True, kw_only=True, rename={"from_"
 
 
 def submission_of(document: Mapping[str, Any], body: JsonBody) -> dict[str, Any]:
-    """Return the fields of a submission, not yet validated. Raise Problem if a field has the wrong type."""
+    """Convert the fields of ZoneMTA's `/send` to those of a submission, not yet validated. Raise ApiError if
+    a field has the wrong type.
+    """
     found: dict[str, Any] = {name: document[name] for name in _SAME if document.get(name) is not None}
     found["from"] = _first(document.get("from"), "/from")
     for name in _PEOPLE:

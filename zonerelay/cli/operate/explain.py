@@ -31,7 +31,9 @@ MAX_ROUTES = 20  # number of evaluated routes in the table
 
 
 def explain(arguments: Namespace) -> int:
-    """Explain the route of mail. Return status 1 if the mail would not be deliverable, for use in scripts."""
+    """Print the route of mail for an address or a queued message. Return status 1 if the mail would not be
+    deliverable, for use in scripts.
+    """
     request = request_of(arguments, QueueExplain if arguments.message_id else Explain)
     from zonerelay.cli.operate.log import left_queue
 
@@ -117,7 +119,7 @@ def _terms_facts(found: Explanation) -> Iterator[tuple[str, output.Fact]]:
 
 
 def _change_facts(plan: ChangePlan | None) -> Iterator[tuple[str, output.Fact]]:
-    """Yield the changes that are made to mail before it is sent, and its signatures."""
+    """Yield the changes that the zone makes to mail before sending, and its DKIM signatures."""
     if plan is None:
         return
     if plan.sender:
@@ -144,9 +146,7 @@ def _policy(policy: StsPlan) -> output.Fact:
 
 
 def _source_facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Fact]]:
-    """Yield the source of the zone that would be chosen, or the shares of all, and the reasons why some are
-    not used.
-    """
+    """Yield the source that the zone would use or the shares of all sources, and why some are not used."""
     certain = any(each.chosen for each in found.sources)
     for each in found.sources:
         turn = ("this one" if each.chosen else "not this one") if certain else f"{each.share:.0%} of the mail"
@@ -161,7 +161,7 @@ def _source_facts(found: Explanation, now: float) -> Iterator[tuple[str, output.
 
 
 def _route_facts(found: Explanation) -> Iterator[tuple[str, output.Fact]]:
-    """Yield the result of each route; if many did not match, only of the last ones."""
+    """Yield why each `[[route]]` matched or did not match, at most the last ones."""
     left_out = max(len(found.routes) - MAX_ROUTES, 0)
     if left_out:
         yield "routes", f"{left_out:,} more that do not match (--json has them all)"

@@ -96,7 +96,7 @@ def _time_line(asked: history.HistorySearch, message_id: str) -> history.Timelin
 
 
 def known_addresses(settings: Settings, found: Iterable[HistoryEntry]) -> list[str]:
-    """Return the addresses in these entries that the running relay knows."""
+    """Return the addresses in these history entries that the running relay knows."""
     known: list[str] = []
     relay = client_of(settings)
     with contextlib.suppress(ControlError):
@@ -121,15 +121,15 @@ def left_queue(config: Path | None, message_id: str) -> Iterator[None]:
 
 
 def history_of(config: Path | None, message_id: str, queued: Sequence[TraceStep]) -> list[TraceStep]:
-    """Return the history of a message, followed by the steps that the queue reports."""
+    """Return the recorded events of a message, followed by the next steps that the queue reports."""
     with contextlib.suppress(CliError, RedactKeyError, UnsearchableError):
         return history.continued(_time_line(_search(config, quietly=True), message_id), queued)
     return list(queued)
 
 
 def trace_table(steps: Sequence[TraceStep]) -> RenderableType:
-    """Return a table with one event per row, whose details wrap. On a narrow terminal, the recipient is part
-    of the details.
+    """Return the events of a message as a table, one event per row. On a narrow terminal, the recipient is
+    part of the details.
     """
 
     def table(*, wide: bool) -> RenderableType:

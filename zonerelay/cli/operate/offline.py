@@ -45,8 +45,8 @@ from zonerelay.worker.tables import build_dkim_keys, build_srs
 
 
 async def explanation(settings: Settings, request: Explain) -> Explanation:
-    """Answer the request. Raise CliError if the configuration is not usable, and ControlError where the relay
-    would.
+    """Explain the route of mail as the running relay would, from the configuration. Raise CliError if the
+    configuration is not usable, and ControlError where the relay would.
     """
     clock = SystemClock()
     hostname = resolve_hostname(settings, socket.getfqdn)
@@ -67,7 +67,7 @@ async def explanation(settings: Settings, request: Explain) -> Explanation:
 def _explainer(
     settings: Settings, resolver: Resolver, sts: StsPolicies, events: Events, hostname: str
 ) -> Explainer:
-    """Build the explainer. Raise ValueError if the configuration is not valid."""
+    """Build the explainer from the configuration. Raise ValueError if the configuration is not valid."""
     clock = SystemClock()
     rewriting = RewriteRules(settings.rewrite)
     senders = senders_of(settings.credential)
@@ -117,8 +117,8 @@ def _srs(settings: Settings) -> Srs | None:
 def print_body(
     settings: Settings, request: QueueCat, show: Callable[[MessageBody | BodyPiece], None]
 ) -> None:
-    """Print the message. Raise CliError if the spool cannot be opened, and ControlError where the relay
-    would.
+    """Print the body of a message in the spool of a stopped relay. Raise CliError if the spool cannot be
+    opened, and ControlError where the relay would.
     """
     with stopped(settings):
         asyncio.run(_send(settings, request, show))
@@ -142,7 +142,9 @@ async def _send(
 
 
 def _renderer(settings: Settings, store: Store) -> Renderer:
-    """Build the renderer. Raise ValueError if the configuration is not valid."""
+    """Build the renderer, which applies a zone's changes to messages. Raise ValueError if the configuration
+    is not valid.
+    """
     renderer = Renderer(read_body=store.read_body, events=_events(output.chatter()), clock=SystemClock())
     largest = max((listener.max_header_size for listener in settings.listener), default=0)
     renderer.configure(
@@ -152,5 +154,5 @@ def _renderer(settings: Settings, store: Store) -> Renderer:
 
 
 def _events(console: Console) -> Events:
-    """Return the events that a relay would log, which are shown on the console."""
+    """Return an `Events` object that shows log events on this console."""
     return Events(EventLog(console), Metrics(), Redactor(b"", enabled=False), SystemClock())

@@ -73,8 +73,8 @@ def status(arguments: Namespace) -> int:
 
 
 async def _ask(settings: OutboxSettings) -> dict[str, float]:
-    """Query the database for the status. `oldest_seconds` is the age of the oldest waiting row, `lag_seconds`
-    of the oldest one that is due. Raise StoreError if it does not answer.
+    """Query the database for the numbers that `outbox status` prints. `oldest_seconds` is the age of the
+    oldest waiting row, `lag_seconds` of the oldest one that is due. Raise StoreError if it does not answer.
     """
     from zonerelay.outbox.database.sql import OutboxStatements
     from zonerelay.outbox.database.tables import check

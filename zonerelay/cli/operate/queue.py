@@ -69,7 +69,7 @@ def list_deliveries(arguments: Namespace) -> int:
 
 @output.tabular(cut=("from", "to", "last reply"), wide=("zone", "from"))
 def delivery_table(row: answers.DeliveryRow) -> output.Row:
-    """Return the cells of one delivery."""
+    """Return the cells of one delivery for the table of `queue list`."""
     now = time.time()
     waits = row.state not in ("held", "active", "suspended", "dropped") and not row.next_turn
     suspended = row.order and f"suspended by {row.order}"
@@ -86,7 +86,9 @@ def delivery_table(row: answers.DeliveryRow) -> output.Row:
 
 
 def _waits(row: answers.DeliveryRow, now: float) -> str:
-    """Return what a delivery waits for: the end of a phase, its turn at a rate, or its end in the bin."""
+    """Return what a delivery waits for, such as the next SMTP reply or a rate limit, or when the bin destroys
+    it.
+    """
     if row.state == "dropped":
         return f"destroyed {text.until(row.next_attempt, now)}"
     if row.next_turn is not None:
@@ -96,7 +98,9 @@ def _waits(row: answers.DeliveryRow, now: float) -> str:
 
 
 def _held_back(row: answers.DeliveryRow, now: float) -> str:
-    """Return a text with the release time that the sender requested (RFC 4865), or "" if it has passed."""
+    """Return the release time that the sender requested (RFC 4865) as a text, or "" if there is none in the
+    future.
+    """
     if row.created <= now or row.state not in ("deferred", "held"):
         return ""
     return f"held by its sender until {text.when(row.created)}"
@@ -140,7 +144,7 @@ def _message_facts(detail: answers.MessageDetail, now: float) -> Iterator[tuple[
 def delivery_facts(
     row: answers.DeliveryRow, now: float, orders: Sequence[answers.OrderRow] = ()
 ) -> Iterator[tuple[str, output.Fact]]:
-    """Yield what is known of one recipient, with those of the orders that its delivery waits for."""
+    """Yield the details of one recipient's delivery, with the suspension or hold rule that it waits for."""
     yield "to", row.recipient
     yield "state", output.state(row.state)
     for order in orders:
@@ -230,8 +234,8 @@ def _tell_summary(limit: int | None, found: answers.Summary) -> None:
 
 
 def summary_table(found: answers.Summary, limit: int) -> RenderableType:
-    """Return a table of the summary, with ages in minutes as in qshape. Keys are cut to the width of the
-    terminal.
+    """Return the table of `queue summary`, with ages in minutes as in qshape. Keys are cut to the width of
+    the terminal.
     """
     other = () if found.other is None else (found.other,)
     ages = tuple(map(sum, zip(*(row.ages for row in (*found.rows, *other)), strict=True)))
@@ -311,7 +315,9 @@ def _is_final(request: requests.QueueChange) -> bool:
 
 
 def _confirmed(client: ControlClient, request: requests.QueueChange) -> bool:
-    """Show what a change selects, and ask. Raise CliError if there is no terminal, or nothing is selected."""
+    """Show which deliveries a change selects, and ask for confirmation. Raise CliError if there is no
+    terminal, or nothing is selected.
+    """
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise CliError(
             "standard input is not a terminal: add --yes to confirm, or --dry-run to preview", USAGE
@@ -434,7 +440,7 @@ def order_line(order: answers.OrderRow, now: float) -> Text:
 
 @output.tabular(cut=("what", "reason"))
 def orders_table(row: answers.OrderRow) -> output.Row:
-    """Return the cells of one suspension or hold rule."""
+    """Return the cells of one suspension or hold rule for a table."""
     now = time.time()
     return {
         "order": row.id,

@@ -1,4 +1,4 @@
-"""Sends the requests of commands and prints their answers: with `--json` as JSON, otherwise in a view.
+"""Sends the requests of commands and prints the responses, as JSON with `--json`.
 
 `show` is the command of an operation that has no view of its own: rows are a table, anything else is names
 and values. A response whose `ok` is false is a failure.
@@ -30,9 +30,9 @@ def answered(
     *,
     relay: ControlClient | None = None,
 ) -> tuple[Any, int]:
-    """Print the answer: rows as the table that `view` makes of them, or `nothing` if there are none; a single
-    frame by calling `view`. Return the rows or the frame, and the exit status, which tells whether all parts
-    of the relay have answered.
+    """Send a request and print the response: rows as the table that `view` returns, or `nothing` if there are
+    none; a single frame by calling `view`. Return the rows or the frame, and the exit status, which is 1 if a
+    part of the relay did not answer.
     """
     operation, relay = operation_of(request), relay or connect(arguments)
     answer = Count if getattr(request, "dry_run", False) else operation.reply or msgspec.Struct
@@ -73,7 +73,7 @@ def _table(found: Sequence[msgspec.Struct]) -> RenderableType:
 
 
 def _shown(name: str, frame: msgspec.Struct) -> str:
-    """Return a value for people. A number that is not whole is a Unix time."""
+    """Format the value of a response field for the terminal. A number that is not whole is a Unix time."""
     match getattr(frame, name):
         case None | ():
             return ""

@@ -1,4 +1,4 @@
-"""`status`: the state of the running relay at a glance, with problems first."""
+"""`status`: prints the state of the running relay on one screen, with problems first."""
 
 import contextlib
 import os
@@ -74,7 +74,7 @@ def _watch(client: ControlClient, config: Path | None, *, is_all: bool) -> int:
 
 
 def _left(keys: int, seconds: float) -> bool:
-    """Wait, and return whether the user has pressed a key to leave; other keys are ignored."""
+    """Wait for at most `seconds`, and return whether the user has pressed a key to quit."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         if select.select([keys], [], [], left)[0] and os.read(keys, 1).lower() in (b"q", b""):
@@ -120,7 +120,9 @@ def _section(
     most: int | None = None,
     others: str = "",
 ) -> Iterator[RenderableType]:
-    """Yield an empty line and the view of the first rows, if there are any. `others` names the rest."""
+    """Yield an empty line and a table of the first rows, or nothing if there are no rows. `others` is the
+    noun for the rows that are not shown.
+    """
     if rows:
         yield Text()
         yield view(rows[:most])
@@ -212,7 +214,9 @@ def _why(each: answers.DestinationStatus, now: float, reply_class: str = "") -> 
 
 def _figures(each: answers.DestinationStatus, now: float, every: int) -> dict[str, str]:
     def count(deliveries: int) -> str:
-        """Format a count. Of a sample, a count of 0 does not mean that there are none."""
+        """Format a number of deliveries. If only a sample was counted, 0 is shown as less than the sampling
+        interval.
+        """
         if deliveries or every == 1:
             return text.short(deliveries)
         return f"<{every}" if every else "?"
@@ -228,7 +232,7 @@ def _figures(each: answers.DestinationStatus, now: float, every: int) -> dict[st
 
 
 def _narrow(destinations: Sequence[answers.DestinationStatus], now: float, every: int) -> Group:
-    """Return two lines per destination: its numbers, and its last reply."""
+    """Return the destinations for a narrow terminal, two lines each: the numbers, and the last reply."""
     rows = []
     for each in destinations:
         name = f"{each.destination}{f' ({each.zone})' if each.zone != 'default' else ''}"

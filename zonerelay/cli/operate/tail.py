@@ -60,7 +60,7 @@ def tail(arguments: Namespace) -> int:
 def _follow(
     arguments: Namespace, request: type[Tail | Transcript], show: Callable[[Frame], None], stream: TextIO
 ) -> int:
-    """Print the frames of a stream as they arrive, until it ends or the user presses Ctrl-C."""
+    """Print a stream of events or protocol lines until it ends or the user presses Ctrl-C."""
     with contextlib.suppress(KeyboardInterrupt):
         for frame in connect(arguments).stream(request_of(arguments, request)):
             if not arguments.json:
@@ -72,7 +72,7 @@ def _follow(
 
 
 class EventLog:
-    """Shows events on a console, as `tail` does."""
+    """Prints log events to a console, in the format of `tail`."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -88,7 +88,7 @@ def _print(console: Console, line: Text) -> None:
 
 
 def event_line(event: MailEvent, *, wide: bool) -> Text:
-    """Return the time, the worker, the event and its fields, the most useful fields first. The line is cut at
+    """Format one event: time, worker, event name and fields, the most useful fields first. The line is cut at
     the width of the terminal. On a narrow one, addresses are shortened and the host is omitted (`--json` has
     it).
     """
@@ -121,7 +121,7 @@ def transcript(arguments: Namespace) -> int:
 
 
 def said(line: TranscriptLine) -> Text:
-    """Format a line of a session from the relay's point of view: `<` was received, `>` was sent, `*` is a
+    """Format a protocol line from the relay's point of view: `<` was received, `>` was sent, `*` is a
     note.
     """
     worker = "" if line.worker is None else f"{line.worker}."

@@ -76,8 +76,8 @@ def run(path: Path) -> int:
 
 
 def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
-    """Check all files and objects that the configuration refers to. Add problems to the report and return the
-    notes.
+    """Check the files and objects that the configuration refers to, add problems to the report, and return
+    notes. Add problems to the report and return the notes.
     """
     notes = list[str]()
     for at, listener in enumerate(settings.listener):
@@ -122,7 +122,7 @@ def _admin(settings: Settings, report: Report) -> Iterator[str]:
 
 
 def _open_secrets(settings: Settings) -> Iterator[str]:
-    """Yield a note for each file of users or tokens that other users of this machine may read."""
+    """Yield a note for each file of users or tokens that every user of this machine may read."""
 
     def note(where: str, file: Path | None) -> Iterator[str]:
         with suppress(OSError):  # if the file has to be readable, another check reports it
@@ -260,7 +260,7 @@ def _policy(listener: ListenerSettings, hostname: str, path: KeyPath, report: Re
 
 
 def _outbox(settings: Settings, report: Report) -> None:
-    """Check the keys of [outbox]. No connection is made."""
+    """Check that the encryption keys in `[outbox]` can be read. Do not connect to the database."""
     if not settings.outbox.keys:
         return
     from zonerelay.outbox.database.passwords import PasswordError, read_key
@@ -271,7 +271,7 @@ def _outbox(settings: Settings, report: Report) -> None:
 
 
 def _dkim(settings: Settings, report: Report) -> Iterator[str]:
-    """Check each key file, and then the periods of the keys. Yield the notes."""
+    """Check each DKIM key file, and then the dates of the keys. Yield the notes."""
     if not settings.dkim:
         return
     from zonerelay.config.settings import read_key_file
@@ -303,7 +303,7 @@ def _sources(settings: Settings) -> Iterator[str]:
 
 
 def _rights(settings: Settings) -> Iterator[str]:
-    """Yield a note for each file that root can read but the relay cannot."""
+    """Yield a note if the files were read as root, because the relay's user may not be able to read them."""
     reads = bool(settings.srs.domain or settings.dkim or settings.credential) or any(
         listener.certificate or listener.auth is not ListenerAuth.OFF or listener.policy_file is not None
         for listener in settings.listener
@@ -313,7 +313,9 @@ def _rights(settings: Settings) -> Iterator[str]:
 
 
 def show(arguments: Namespace) -> int:
-    """Print the configuration. Raise CliError with all problems of the file."""
+    """Print the configuration as TOML: all options, or only the changed or the default ones. Raise CliError
+    with all problems of the file.
+    """
     if arguments.defaults:
         document = toml_text.defaults()
     else:

@@ -47,7 +47,7 @@ NEARLY_FULL = 0.8
 
 
 class UserRow(msgspec.Struct, kw_only=True):
-    """One line of `user list --json`."""
+    """A user, as one line of `user list --json`."""
 
     name: str
     senders: tuple[str, ...]
@@ -88,8 +88,8 @@ def _change(
     asks: bool = False,
     advised: Path | None = None,
 ) -> None:
-    """Change a user, and say so, with its name in place of `{}`. With `asks`, it gets a new password. Advice
-    about the file `advised` follows.
+    """Change a user, and print a message in which the user's name replaces `{}`. With `asks`, it gets a new
+    password. Advice about the file `advised` follows.
     """
     name = prepare_user(arguments.name)
 
@@ -160,8 +160,8 @@ def _senders_of(user: UserRow | User) -> str:
 
 
 def _set(assignments: list[str], arguments: Namespace, path: Path) -> None:
-    """Set options of a user. Senders and priority are in the user's line of the credentials file, the limits
-    in the file next to it.
+    """Set options of a user with `key=value` assignments. Senders and priority are in the user's line of the
+    credentials file, the limits in the file next to it.
     """
     own = [each for each in assignments if each.partition("=")[0] in _IN_THE_LINE and "=" in each]
     others = [each for each in assignments if each not in own]
@@ -184,9 +184,7 @@ def _set(assignments: list[str], arguments: Namespace, path: Path) -> None:
 
 
 def _default(arguments: Namespace, path: Path) -> None:
-    """Set the default limits. Without assignments, print the limits of all users that have none of
-    their own.
-    """
+    """Set the default limits of all users. Without assignments, print these limits."""
     file = user_limits.file_beside(path)
     if not arguments.assignment:
         lines = user_limits.lines_of(user_limits.read(file, whole=True).default)
@@ -258,7 +256,7 @@ def _show_user(arguments: Namespace, path: Path) -> None:
 
 
 def _usage(settings: Settings, name: str) -> tuple[dict[str, int], str]:
-    """Return the user's usage of each quota, as the relay counts it, or the reason why it is not known."""
+    """Return how much of each quota the user has used, or the reason why it cannot be determined."""
     quotas = _rails(settings.auth.credentials, name)
     if not quotas.quotas:
         return {}, ""
@@ -283,7 +281,7 @@ def _usage(settings: Settings, name: str) -> tuple[dict[str, int], str]:
 
 
 def _rails(path: Path, name: str) -> UserLimits:
-    """Return the limits that apply to the user: its own ones, on top of the defaults."""
+    """Return the limits that apply to a user: its own limits, and defaults for the others."""
     return user_limits.read(user_limits.file_beside(path), whole=True).of(name)
 
 
@@ -296,7 +294,7 @@ def _users(path: Path, *, missing_ok: bool = False) -> dict[str, User]:
 
 
 def _known(arguments: Namespace, path: Path) -> User:
-    """Return the user that the command names, before the file is locked: its errors are more helpful."""
+    """Return the user that the command names. Raise CliError if it does not exist."""
     name = prepare_user(arguments.name)
     found = _users(path).get(name)
     if found is None:
@@ -317,7 +315,7 @@ def _unknown(name: str, path: Path) -> CliError:
 
 
 def _advise(path: Path, *, made: bool) -> None:
-    """Print a warning if the relay cannot read the file, or if other users can."""
+    """Print a warning if the relay cannot read the credentials file, or if every user of the machine can."""
     found = path.stat()
     if found.st_mode & stat.S_IROTH:
         output.tell(f"Every user of this machine can read the hashes: chmod 640 {path}")
@@ -350,8 +348,8 @@ _GENERATED_OCTETS = 18  # 24 characters, 144 bits
 
 
 def new_password(arguments: Namespace, name: str) -> str:
-    """Return a new password. Raise CliError if it cannot be read or is not acceptable. The caller prints a
-    generated password once it is active.
+    """Generate a password, or read it from the terminal or standard input. Raise CliError if it cannot be
+    read or is not acceptable. The caller prints a generated password once it is active.
     """
     if arguments.generate:
         return secrets.token_urlsafe(_GENERATED_OCTETS)
@@ -430,7 +428,9 @@ def token(arguments: Namespace) -> int:
 
 
 def _check_user(settings: Settings, name: str, scope: Scope, user: str) -> None:
-    """Raise CliError if the token needs a user and has none, or if the user does not exist."""
+    """Raise CliError if the scope of a token requires a user and none is given, or if the user does not
+    exist.
+    """
     path = settings.auth.credentials
     if not user:
         if scope == "submit":

@@ -32,8 +32,8 @@ _PLAIN = re.compile(r"[\w/.+@-]+")
 
 
 def init(arguments: Namespace) -> int:
-    """Write the files. Raise CliError if a file exists, cannot be written, or has a path that a unit would
-    have to quote.
+    """Write the configuration and the systemd units of a new relay. Raise CliError if a file exists, cannot
+    be written, or has a path that a unit would have to quote.
     """
     directory, program = arguments.directory.absolute(), Path(sys.argv[0]).absolute()
     for path in (directory, program):
@@ -72,9 +72,7 @@ def refuse_existing(*paths: Path, hint: str) -> None:
 
 
 def configuration(spool: Path | None) -> str:
-    """Return the shipped configuration with another spool; `None` is the default spool, which suits the
-    service.
-    """
+    """Return the text of the shipped configuration with this spool, or with the default spool for `None`."""
     line = f'#path = "{DEFAULT_SPOOL}"\n' if spool is None else f"path = {json.dumps(str(spool))}\n"
     text, count = _TRIAL_SPOOL.subn(line, _shipped("zonerelay.toml"))
     assert count == 1
@@ -86,7 +84,7 @@ def _shipped(name: str) -> str:
 
 
 def _moved(unit: str, directory: Path, user: str) -> str:
-    """Return the systemd unit of a relay that keeps all its files in `directory`."""
+    """Return the shipped systemd unit, changed for a relay that keeps all its files in `directory`."""
     group = SERVICE_USER if user == SERVICE_USER else ""
     for directive, value in (
         ("User", user),

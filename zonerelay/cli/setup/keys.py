@@ -82,8 +82,8 @@ def _name(name: str) -> Name:
 
 
 def _settings(config: Path | None) -> Settings:
-    """Return the settings that can be read: the file may be incomplete just because this certificate does not
-    exist yet, and there may be none at a first start.
+    """Return the valid part of the settings, or the defaults if there is no file yet. The file may be
+    incomplete because this certificate does not exist yet.
     """
     with contextlib.suppress(CliError):
         return load_partial(config_path(config)).settings
@@ -112,7 +112,7 @@ ALGORITHMS = {"rsa": RSA, "ed25519": ED25519}
 
 
 class KeyActivity(enum.StrEnum):
-    """Whether a key is used now, according to its dates."""
+    """Whether a DKIM key signs mail now, according to its dates."""
 
     NOW = "now"
     LATER = "later"
@@ -163,8 +163,8 @@ def check(arguments: Namespace) -> int:
 
 
 def _instructions(domain: str, selector: str, path: Path, name: str, record: str) -> str:
-    """Return the record and the configuration as plain text for copying. A JSON string is also a TOML
-    string.
+    """Return the instructions for a new DKIM key, with its DNS record and configuration for copying. A JSON
+    string is also a TOML string.
     """
     owner = f"If the relay runs as another user: chown zonerelay {path}\n" if os.geteuid() == 0 else ""
     quoted = "\n".join(f'    "{part}"' for part in dkim.strings(record))
@@ -225,7 +225,9 @@ def _record_of(entry: DkimEntry) -> str:
 
 
 def _document(entry: DkimEntry, finding: RecordFinding, signs: KeyActivity) -> dict[str, object]:
-    """Return one line of `dkim check --json`. Times are Unix times, 0 if there is none."""
+    """Return the result for one DKIM key as a line of `dkim check --json`. Times are Unix times, 0 if there
+    is none.
+    """
     return {
         "option": entry.option,
         "domain": entry.domain,
@@ -242,8 +244,8 @@ def _document(entry: DkimEntry, finding: RecordFinding, signs: KeyActivity) -> d
 
 
 def _is_wrong(finding: RecordFinding, signs: KeyActivity) -> bool:
-    """Return whether a record is wrong. That of an expired key may be absent; a failed query also counts as
-    wrong.
+    """Return whether the DNS record of a DKIM key is wrong. The record of an expired key may be absent; a
+    failed query counts as wrong.
     """
     return signs is not KeyActivity.NO_MORE and finding.status not in (RecordStatus.OK, RecordStatus.WILDCARD)
 

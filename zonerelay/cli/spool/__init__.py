@@ -1,1 +1,1 @@
-"""`zonerelay spool`: commands that read a whole spool, and those that require a stopped relay."""
+"""`zonerelay spool`: commands that process the whole spool, most of them while the relay is stopped."""

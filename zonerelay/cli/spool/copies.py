@@ -1,5 +1,6 @@
-"""`zonerelay spool export` and `spool import` exchange mail as files, also with other mail systems. `spool
-backup` and `spool restore` save the queue and the other files of a relay to a directory, and restore them.
+"""`zonerelay spool export` and `spool import` write mail to files and read it from files or from other mail
+systems. `spool backup` and `spool restore` save the queue and the other files of a relay to a directory, and
+restore them.
 
 An export and an import exit with 0 if every selected message has been written, with 1 if some could not be
 written or the disk or the store failed, and with 2 if nothing could be started. A backup consists of
@@ -60,7 +61,9 @@ _BRACKETS = str.maketrans("", "", "[] ")
 
 
 class MailCounts(msgspec.Struct):
-    """What was written. `unusable` counts messages that could not be."""
+    """The numbers of messages and deliveries written. `unusable` counts messages that could not be
+    written.
+    """
 
     messages: int = 0
     deliveries: int = 0
@@ -140,9 +143,9 @@ async def _write_mail(
 
 
 def _suspending(settings: Settings, now: float) -> Callable[[Message, Delivery], Order | None]:
-    """Return a function that finds the suspension which keeps mail from being sent. The relay that imports
-    the mail may not have these suspensions. The MX hosts of a domain are not known here, so a suspension of
-    any destination may apply to it.
+    """Return a function that finds the suspension that currently stops a delivery. The relay that imports the
+    mail may not have these suspensions. The MX hosts of a domain are not known here, so a suspension of any
+    destination may apply to it.
     """
     orders = OrdersFile(settings.spool.path.parent).read()
     at_hops = OrderTable(orders, now)
@@ -200,7 +203,9 @@ async def _import(settings: Settings, source: Source, home: Path, now: float) ->
 def loading(
     text: str, settings: Settings, store: Store, register: ImportRegister, *, messages: int, now: float
 ) -> Iterator[Loader]:
-    """Yield a loader that reports the progress and each message that cannot be imported."""
+    """Yield a loader for an import, which shows the progress and prints each message that cannot be
+    imported.
+    """
     with output.progress(text) as reach:
         seen = 0
 
@@ -219,7 +224,9 @@ def _tell(skipped: UnusableMessage) -> None:
 
 
 def check_rooms(spool: SpoolSettings, mail: int, beside: int) -> None:
-    """Raise CliError if the mail and the other files (sizes in bytes) do not fit on their disks."""
+    """Raise CliError if the disks have not enough free space for the mail and the other files (sizes in
+    bytes).
+    """
     home, guard = spool.path.parent, spool.min_free_space
     place = spool.path if spool.path.exists() else home
     if place.stat().st_dev == home.stat().st_dev:
@@ -250,7 +257,8 @@ _PAGE = 256 * 1024
 
 class BackupDescription(MailCounts, kw_only=True):
     """The description of a backup, in `backup.json`. `made` is the Unix time whose state the backup contains.
-    `files` maps names to SHA-256 hashes. `missing` names files in the spool's directory that could not.
+    `files` maps names to SHA-256 hashes. `missing` names files in the spool's directory that could not be
+    copied.
     """
 
     format: int = FORMAT
@@ -336,7 +344,7 @@ class _StoredKeyLine(msgspec.Struct):
 
 
 async def _export_keys(store: QueueView, path: Path) -> None:
-    """Write the idempotency keys, one per line. Write no file if there are none."""
+    """Write the idempotency keys to a file, one per line. Create no file if there are none."""
     cursor = ""
     while True:
         page, cursor = await store.kept_keys(cursor)
@@ -383,7 +391,9 @@ def restore(arguments: Namespace) -> int:
 
 
 def _checked(source: Path) -> BackupDescription:
-    """Return the description of a backup. Raise CliError unless every file exists and is unchanged."""
+    """Read the description of a backup, and check all files of the backup. Raise CliError if a file is
+    missing or has changed.
+    """
     no_backup = (OSError, UnicodeDecodeError, RecursionError, msgspec.MsgspecError)
     with refused(*no_backup, before=f"{source} is not a zonerelay backup: ", status=USAGE):
         raw = (source / _DESCRIPTION).read_bytes()
@@ -401,8 +411,8 @@ def _checked(source: Path) -> BackupDescription:
 async def _restore(
     settings: Settings, source: Path, description: BackupDescription, home: Path
 ) -> tuple[int, int, int]:
-    """Restore the mail. Each restore has its own import log, so that an interrupted one can be continued and
-    another one begins from the start.
+    """Import the mail of a backup into the spool. Each restore has its own import log, so that an interrupted
+    one can be continued and another one begins from the start.
     """
     under_way = home / f"restore-{description.made:.0f}"
     async with opened(settings) as store:

@@ -47,7 +47,9 @@ _SET_ASIDE = ": a relay renames an unusable history file and starts a new one"
 
 
 def files_of(settings: Settings) -> Iterator[tuple[str, Path]]:
-    """Yield files and directories by their name in a backup, whether or not they exist."""
+    """Yield the path of each file and directory to back up, with its name in the backup, even if it does not
+    exist.
+    """
     home = settings.spool.path.parent
     yield REDACT_KEY, redact_key_of(settings)
     yield _POLICIES, policy_directory(settings)
@@ -56,8 +58,8 @@ def files_of(settings: Settings) -> Iterator[tuple[str, Path]]:
 
 
 class CopiedFiles(msgspec.Struct):
-    """The files that were copied, by name. `kept`: the target already has its own file. `lost`: the file is
-    damaged at its source and was not copied; the entry includes the reason.
+    """The files that were copied to or from another directory, by name. `kept`: the target already has its
+    own file. `lost`: the file is damaged at its source and was not copied; the entry includes the reason.
     """
 
     copied: list[str] = msgspec.field(default_factory=list)
@@ -70,8 +72,8 @@ class CopiedFiles(msgspec.Struct):
 
 
 def octets_of(settings: Settings) -> int:
-    """Return an upper limit for the size of a copy of all files, in bytes. Raise OSError if one cannot be
-    read.
+    """Return an upper limit for the size of a copy of all files to back up, in bytes. Raise OSError if one
+    cannot be read.
     """
     octets = 0
     for file in (file for _, path in files_of(settings) for file in _files(path)):
@@ -81,7 +83,7 @@ def octets_of(settings: Settings) -> int:
 
 
 def save(settings: Settings, target: Path) -> CopiedFiles:
-    """Copy all files to the directory of a backup. Raise OSError if one cannot be written."""
+    """Copy all files to back up into the directory of a backup. Raise OSError if one cannot be written."""
     carried = CopiedFiles()
     for name, path in files_of(settings):
         _union(name, path, target / name, carried)
@@ -109,10 +111,10 @@ def restore(settings: Settings, source: Path) -> CopiedFiles:
 
 
 def bring_along(source: Settings, target: Settings, carried: CopiedFiles, *, records: bool) -> None:
-    """Copy the files that the directory of another spool does not have yet. The first call copies what must
-    be active before mail arrives there; a second one (`records`) copies the databases, which relays of the
-    source may write until the end. Repeating it completes an interrupted run. Raise OSError,
-    OrdersError or TransferError if it fails.
+    """Copy the files next to one spool to the directory of another spool, unless they exist there. The first
+    call copies what must be active before mail arrives there; a second one (`records`) copies the databases,
+    which relays of the source may write until the end. Repeating it completes an interrupted run. Raise
+    OSError, OrdersError or TransferError if it fails.
     """
     theirs = dict(files_of(target))
     for name, path in files_of(source):
@@ -163,7 +165,7 @@ def _problem_in(file: Path) -> str:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return a file, or the files below a directory, without the log of a database, which is read with it."""
+    """Return a file, or the files below a directory, except the WAL of a database, which is read with it."""
     skipped = ("-wal", "-shm", "-journal", durable.DRAFT)
     found = sorted(path.rglob("*")) if path.is_dir() else [path]
     return [file for file in found if file.is_file() and not file.name.endswith(skipped)]
@@ -190,8 +192,8 @@ def _union(
     *,
     copy: Callable[[Path, Path], None] | None = None,
 ) -> None:
-    """Copy each file that the target does not have. A database is copied in the state of one moment, unless
-    `copy` is given.
+    """Copy each file of a directory that the target directory does not have. The copy of a database is
+    consistent, unless `copy` is given.
     """
     copied = kept = False
     for file in _files(path):
@@ -218,12 +220,12 @@ def _union(
 
 
 class DamagedDatabaseError(Exception):
-    """A database that cannot be read."""
+    """The SQLite database cannot be read."""
 
 
 def _copy_database(path: Path, target: Path) -> None:
-    """Copy a database in the state of one moment. Raise DamagedDatabaseError if it cannot be read, OSError if
-    the copy cannot be written.
+    """Copy an SQLite database as a consistent snapshot. Raise DamagedDatabaseError if it cannot be read,
+    OSError if the copy cannot be written.
     """
     durable.make_directory(target.parent)
     draft = target.with_name(f".{target.name}{durable.DRAFT}")

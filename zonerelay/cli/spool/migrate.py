@@ -93,7 +93,7 @@ def migrate(arguments: Namespace) -> int:
 
 
 def _place(settings: Settings) -> str:
-    """Return the location of the queue for people. Raise CliError if the engine stores nothing."""
+    """Return a human-readable location of the queue. Raise CliError if the engine stores nothing."""
     if settings.spool.backend is Backend.MEMORY:
         raise CliError('backend = "memory" stores no queue that can be migrated', USAGE)
     return place_of_queue(settings) or f"{settings.spool.backend.value} {settings.spool.path.resolve()}"
@@ -120,8 +120,8 @@ def _source(settings: Settings) -> Iterator[Path]:
 def _enter_target(
     stack: contextlib.ExitStack, source: Settings, target: Settings, journal: MigrationJournal
 ) -> int:
-    """Choose the spools of the target permanently, and return the process id of the relay that uses its other
-    spools.
+    """Choose the target's spools for the whole migration, and return the process id of a relay that uses the
+    others.
     """
     process = 0
     if _may_run(target):
@@ -140,12 +140,12 @@ def _enter_target(
 
 
 def _workers(target: Settings) -> int:
-    """Return the number of workers with a spool."""
+    """Return how many workers of the target have a spool of their own; a shared store counts as one."""
     return 1 if is_shared(target.spool) else count_of(target)
 
 
 def _free_spool(target: Settings) -> int:
-    """Return the number of a worker that the relay does not have."""
+    """Return the number of a spool that no worker of the target uses."""
     for number in range(MAX_WORKERS - 1, _workers(target) - 1, -1):
         if not any((place / name_of(number)).exists() for place in directories_of(target.spool)):
             return number
@@ -167,8 +167,8 @@ def _translating() -> Iterator[None]:
 
 
 def _confirm_orders(target: Settings, wanted: set[str]) -> None:
-    """Raise CliError unless all workers of the relay that runs here have the suspensions active. Raise
-    ControlError if it does not answer.
+    """Raise CliError unless these suspensions are active in all workers of the target's relay. Raise
+    ControlError if the relay does not answer.
     """
     shown, end = client_of(target).all(Orders(), OrderRow)  # each worker reads the file before it answers
     now = {each.id for each in OrdersFile(target.spool.path.parent).read() if each.is_in_force(time.time())}
@@ -182,7 +182,7 @@ def _confirm_orders(target: Settings, wanted: set[str]) -> None:
 
 
 def _patience(settings: Settings) -> float:
-    """Return the seconds after which a killed relay's claims in a shared store have usually expired."""
+    """Return the seconds after which the claims of a killed relay in a shared store have usually expired."""
     leases = {
         Backend.REDIS: settings.redis.lease,
         Backend.POSTGRES: settings.postgres.lease,
@@ -237,8 +237,8 @@ class _MigrationRun:
         check_rooms(spool, octets, beside_spool)
 
     async def _bring_along(self) -> home_files.CopiedFiles:
-        """Copy the files that must be active in every relay that may receive the mail. Raise CliError if
-        suspensions cannot be made active there; nothing is changed then.
+        """Copy the suspensions and other files that every relay of the target needs before it receives the
+        mail. Raise CliError if suspensions cannot be made active there; nothing is changed then.
         """
         source, target = self._source, self._target
         mine, theirs = (OrdersFile(each.spool.path.parent).read() for each in (source, target))
@@ -256,7 +256,7 @@ class _MigrationRun:
         return carried
 
     async def _refuse_company(self, own: int, orders: set[str]) -> None:
-        """Raise CliError if relays on other machines use the target, unless they end in time."""
+        """Wait until no relay on another machine uses the target, or raise CliError."""
         deadline = time.monotonic() + self._patience
         while (others := await living(self._target, os.environ) - own) > 0:
             if time.monotonic() > deadline:

@@ -1,6 +1,6 @@
-"""`zonerelay spool check`: reads everything in the spool and its directory, whether or not a relay runs.
-`spool repair`: makes a valid spool from a damaged one, while the relay is stopped. `spool acknowledge`,
-`accept-empty` and `is-empty`: operators' decisions about a spool, and a check whether it is empty.
+"""`zonerelay spool check` and `spool repair`: read everything in the spool and its directory. `spool repair`:
+makes a valid spool from a damaged one, while the relay is stopped. `spool acknowledge`, `accept-empty` and
+`is-empty`: operators' decisions about a spool, and a check whether it is empty.
 
 The exit status of a check is 0 for a clean spool, 1 for a damaged one, and 2 if a spool cannot be checked.
 Without `--yes`, a repair reports what it would do, and changes nothing. Its exit status is 0 if nothing was
@@ -58,7 +58,7 @@ _ZONE = "default"
 
 @contextlib.contextmanager
 def _working(settings: Settings, worker: int, title: str, done: str) -> Iterator[output.Reach]:
-    """Show the progress of work on one worker's spool. Raise CliError if it fails."""
+    """Show the progress of checking or repairing the spool of one worker. Raise CliError if it fails."""
     place = place_of_queue(settings) or spool_of(settings.spool, worker).path
     failed = refused(StoreError, OSError, before=f"{place} cannot be {done}: ", status=USAGE)
     with output.progress(title, octets=True) as reach, failed:
@@ -123,9 +123,7 @@ def _check_one(
 
 
 def _place_for_copy(spool: SpoolSettings) -> Path:
-    """Return the directory for the temporary copy: next to the spool, where hard links suffice; elsewhere the
-    spool is copied.
-    """
+    """Return the directory for the temporary copy of a spool that is checked."""
     place = spool.path.parent
     if not os.access(place, os.W_OK | os.X_OK) or os.statvfs(place).f_flag & os.ST_RDONLY:
         return Path(tempfile.gettempdir())
@@ -166,7 +164,9 @@ def _facts(report: SpoolReport) -> Iterator[tuple[str, output.Fact]]:
 
 
 class RepairReport(checks.RepairResult, kw_only=True):
-    """The result of `spool repair`, for all spools. If `done` is false, it lists what would be done."""
+    """The result of `spool repair`, for all spools of a relay. If `done` is false, it lists what would be
+    done.
+    """
 
     done: bool
     salvage: str
@@ -206,7 +206,9 @@ def _repair(settings: Settings, worker: int, salvage: Path, *, carry_out: bool) 
 
 
 def _description(salvaged: checks.SalvagedMessage) -> bytes:
-    """Return the known data of a message, so that it can be imported if it is complete."""
+    """Return what is known about a salvaged message as JSON, which `spool import` reads if the message is
+    complete.
+    """
     message = salvaged.message
     if message is None or not salvaged.is_whole:
         known = {
@@ -300,7 +302,9 @@ def accept_empty(arguments: Namespace) -> int:
 
 
 def is_empty(arguments: Namespace) -> int:
-    """Print the directories of the spools if they are empty. Raise CliError with what is left in them."""
+    """Print the directories of the spools if no spool contains mail. Raise CliError with what is left in
+    them.
+    """
     settings = load_settings(arguments.config)
     spool = settings.spool
     if spool.backend not in (Backend.LEVELDB, Backend.DISK):

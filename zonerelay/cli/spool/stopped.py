@@ -40,7 +40,7 @@ KEPT = "Everything done so far is kept; run the command again to continue"
 
 
 class RelayRunningError(CliError):
-    """The relay is running with this process id."""
+    """The command requires a stopped relay, but the relay is running as `process`."""
 
     def __init__(self, text: str, process: int) -> None:
         super().__init__(text, USAGE)
@@ -49,8 +49,8 @@ class RelayRunningError(CliError):
 
 @contextlib.contextmanager
 def stopped(settings: Settings) -> Iterator[Path]:
-    """Yield the directory that contains the spool. Raise RelayRunningError while the relay runs, and CliError
-    if the directory cannot be used.
+    """Lock the spool of a stopped relay for the block, and yield the directory that contains the spool. Raise
+    RelayRunningError while the relay runs, and CliError if the directory cannot be used.
     """
     if settings.spool.backend is Backend.MEMORY and settings.spool.shelve is None:
         raise CliError('backend = "memory" without shelve stores nothing while the relay is stopped', USAGE)
@@ -65,8 +65,8 @@ def stopped(settings: Settings) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def alongside(settings: Settings) -> Iterator[Path]:
-    """Yield the directory that contains the spool, which is created if it does not exist. Raise CliError if
-    that fails.
+    """Create the directory that contains the spool if necessary, and yield it, while a relay may run. Raise
+    CliError if that fails.
     """
     with _private():
         with refused(StartError, status=USAGE):
@@ -79,7 +79,7 @@ def alongside(settings: Settings) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def translated(consequence: str = KEPT) -> Iterator[None]:
-    """Convert errors of the store, the exchange, the suspensions and a running relay to CliError."""
+    """Convert errors of the store, the exchange format, the suspensions and a running relay to CliError."""
     with (
         refused(StoreError, OSError, after=f". {consequence}"),
         refused(TransferError, OrdersError, ControlError, status=USAGE),
@@ -97,7 +97,7 @@ def _private() -> Iterator[None]:
 
 
 def _lock(settings: Settings) -> int:
-    """Return the descriptor that holds the relay's lock."""
+    """Take the lock that a running relay holds, and return its file descriptor."""
     try:
         _refuse_running(settings)
         return lock.take(settings)
@@ -135,7 +135,7 @@ def spools(spool: SpoolSettings) -> list[int]:
 
 @contextlib.asynccontextmanager
 async def opened(settings: Settings, worker: int = 0) -> AsyncIterator[Store]:
-    """Open one worker's store. Raise CliError, with status 2 if it cannot be opened."""
+    """Open the store of one worker for the block. Raise CliError, with status 2 if it cannot be opened."""
     with refused(StoreError, status=USAGE):
         store = await open_store(settings, StoreContext(clock=SystemClock(), environment=os.environ), worker)
     try:
@@ -146,7 +146,7 @@ async def opened(settings: Settings, worker: int = 0) -> AsyncIterator[Store]:
 
 @contextlib.asynccontextmanager
 async def all_opened(settings: Settings, workers: Iterable[int]) -> AsyncIterator[list[Store]]:
-    """Open the stores of these workers. Raise CliError as `opened` does."""
+    """Open the stores of these workers for the block. Raise CliError as `opened` does."""
     async with contextlib.AsyncExitStack() as stack:
         yield [await stack.enter_async_context(opened(settings, each)) for each in workers]
 
@@ -159,7 +159,7 @@ def _give_back(spool: SpoolSettings) -> None:
 
 
 def give_to_owner(spool: SpoolSettings, places: Iterable[Path]) -> None:
-    """Give the files to the owner of the spool, so that the relay can open files created by root. Raise
+    """Change the owner of new files to the owner of the spool, because root may have created them. Raise
     OSError if that fails.
     """
     if os.geteuid() != 0:

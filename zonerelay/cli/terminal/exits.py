@@ -14,8 +14,8 @@ BROKEN_PIPE = 141
 
 
 class CliError(Exception):
-    """An error that ends a command. Its text is printed to standard error unchanged; `status` is the exit
-    status.
+    """An error that ends a command with a message. The text is printed to standard error unchanged; `status`
+    is the exit status.
     """
 
     def __init__(self, text: str, status: int = FAILED) -> None:
@@ -24,7 +24,7 @@ class CliError(Exception):
 
 
 def complain(words: str) -> None:
-    """Print an error or a warning, if there is one."""
+    """Print an error or a warning to standard error, unless it is empty."""
     from zonerelay.cli.terminal.text import clean_lines
 
     if words:
@@ -35,7 +35,7 @@ def complain(words: str) -> None:
 def refused(
     *errors: type[Exception], status: int = FAILED, before: str = "", after: str = ""
 ) -> Iterator[None]:
-    """Convert the errors to CliError, with text before and after theirs."""
+    """Convert these exceptions to CliError, with text before and after the message."""
     try:
         yield
     except errors as error:

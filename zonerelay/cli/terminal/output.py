@@ -44,8 +44,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class _Console(Console):
-    """A console that writes tables for people. A terminal is safe from control characters in untrusted text;
-    control sequences of rich itself are kept.
+    """A console for human-readable tables. It escapes control characters in untrusted text; control sequences
+    of rich itself are kept.
     """
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
@@ -56,13 +56,13 @@ class _Console(Console):
                 yield Segment(clean_lines(segment.text), segment.style)
 
     def on_broken_pipe(self) -> None:
-        """Do nothing: rich would exit with status 1, but `main` sets the right status."""
+        """Raise BrokenPipeError: rich would exit with status 1, but `main` sets the right status."""
         raise BrokenPipeError
 
 
 @contextlib.contextmanager
 def without_log() -> Iterator[None]:
-    """Drop the store's log lines, because the command prints the same facts."""
+    """Discard the store's log lines in the block, because the command prints the same information."""
     logging.disable(logging.CRITICAL)
     try:
         yield
@@ -75,7 +75,7 @@ def chatter() -> Console:
 
 
 def tell(words: str) -> None:
-    """Print a sentence to the user; standard output is for scripts."""
+    """Print a sentence for the user to standard error, because scripts read standard output."""
     chatter().print(words, soft_wrap=True)
 
 
@@ -107,7 +107,9 @@ class ByWidth:
 def tabular(
     *, cut: Collection[str] = (), wide: Collection[str] = ()
 ) -> Callable[[Callable[[R], Row]], Callable[[Iterable[R]], RenderableType]]:
-    """Return a decorator that makes a function of the cells of one row one of the table of several rows."""
+    """Return a decorator that turns a function for the cells of one row into one for the table of all
+    rows.
+    """
     return lambda cells: lambda rows: table(map(cells, rows), cut=cut, wide=wide)
 
 
@@ -179,9 +181,7 @@ def progress(text: str, *, octets: bool = False) -> Iterator[Reach]:
 
 @contextlib.contextmanager
 def frames_seen(title: str) -> Iterator[Callable[[msgspec.Struct], None]]:
-    """Show the progress of an answer. Yield a function that takes each of its frames, and counts it as
-    progress or as one more result.
-    """
+    """Show a progress bar while the frames of a response arrive. Yield a function to call with each frame."""
     from zonerelay.operations.answers import Progress
 
     done = total = 0
@@ -199,14 +199,14 @@ def frames_seen(title: str) -> Iterator[Callable[[msgspec.Struct], None]]:
 
 
 def completeness(end: EndFrame) -> int:
-    """Print what a list does not include, and return its exit status."""
+    """Print which workers a list does not include, and return the exit status."""
     for missing in end.missing:
         tell(f"Not in this answer: {missing}")
     return FAILED if end.missing else OK
 
 
 def state(text: str) -> Text:
-    """Return a delivery's state in the colour that is used for it everywhere."""
+    """Return the state of a delivery in its colour."""
     word = text.split(" ", maxsplit=1)[0]
     return Text(
         text,
@@ -217,7 +217,7 @@ def state(text: str) -> Text:
 
 
 def print_document(document: object) -> None:
-    """Print one JSON document, indented: readable for people and for `jq`."""
+    """Print one JSON document with indentation."""
     _print_json(msgspec.json.format(msgspec.json.encode(document), indent=2), sys.stdout)
 
 
@@ -239,7 +239,7 @@ def print_rows(
 
 
 def print_one(answer: S, tell: Callable[[S], object], *, as_json: bool) -> None:
-    """Print an answer as a JSON document with `--json`, or call `tell` to print it for people."""
+    """Print a response as a JSON document with `--json`, or call `tell` to print it as text."""
     if as_json:
         print_document(answer)
     else:

@@ -23,7 +23,7 @@ def ask(prompt: str) -> str:
 
 
 def read_line() -> str:
-    """Read one line; its line end is not part of the password."""
+    """Read a password from one line of standard input, without the line end."""
     # Two bytes more than the maximum: one for the line end, and one to detect a longer line.
     data = sys.stdin.buffer.read(MAX_PASSWORD + 3)
     try:

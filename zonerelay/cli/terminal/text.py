@@ -12,7 +12,7 @@ plural, deliveries = units.plural, units.deliveries
 
 
 def turn(then: float, ready: int, seconds: float, now: float) -> str:
-    """Return for what mail waits whose next transaction a rate allows `then`."""
+    """Describe the wait for a rate limit: the time of the next transaction and of the last waiting one."""
     return f"waits for its turn at a rate: {until(then, now)}, the last of {ready:,} in about {span(seconds)}"
 
 
@@ -22,7 +22,7 @@ def when(then: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """Return an age, with a dash for 0, which means that nothing waits."""
+    """Format the age of the oldest waiting mail, with a dash for 0, which means that none waits."""
     return span(seconds) if seconds else "–"
 
 
@@ -46,7 +46,7 @@ def path(sender: str | None) -> str:
 
 
 def words(*parts: str) -> str:
-    """Return the parts that are not empty, separated by spaces."""
+    """Join the parts that are not empty with spaces."""
     return " ".join(filter(None, parts))
 
 
