@@ -21,7 +21,9 @@ from zonerelay.config.tables import listener, rewrite, route, store, zone
 
 
 def check(settings: Settings, report: Report) -> Settings:
-    """Report problems, and return the settings with the values that follow from others."""
+    """Check the settings as a whole, record problems in the report, and fill in values that depend on
+    others.
+    """
     zones, retry, takes_reports = settings.zone, settings.retry, bool(settings.srs.domain)
     # A table that cannot be read may contain what another one needs.
     trusts_dns = settings.dns.trust_ad or not report.sound("dns", "trust_ad")
@@ -109,7 +111,7 @@ name is repeated.
 
 
 def _check_names(settings: Settings, report: Report) -> None:
-    """Report names that are given twice, or not those of another table."""
+    """Report duplicate names of tables, and references to tables that do not exist."""
     for table in ("source", "credential", "webhook"):
         report.check_names(table, getattr(settings, table))
     report.refuse_all(("source",), zone.address_problems(settings.source))
@@ -134,7 +136,9 @@ def _check_names(settings: Settings, report: Report) -> None:
 
 
 def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
-    """Return the advice for valid settings. `hostname` is the result of `resolve_hostname`."""
+    """Return warnings about settings that are valid but may be mistakes. `hostname` is the result of
+    `resolve_hostname`.
+    """
     listeners, zones, spool = settings.listener, settings.zone, settings.spool
     found: list[tuple[str, Findings]] = [
         ("spool", store.spool_advice(spool)),
@@ -173,14 +177,16 @@ def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
 
 
 def _each(advice_for: Callable[[Any], Findings], entries: Sequence[object]) -> Findings:
-    """Yield the advice for each entry of a repeated table, with its path in that table."""
+    """Yield the warnings about each entry of a repeated table, with the path of the option."""
     for at, entry in enumerate(entries):
         for key, text, *_ in advice_for(entry):
             yield below((at,), key), text
 
 
 def try_secrets(settings: Settings, environment: Mapping[str, str], report: Report) -> Iterator[str]:
-    """Read the secrets, as a start does. Yield notes; secrets that are needed and unusable are refused."""
+    """Read all secrets, as the relay does at startup. Yield notes about those that are not needed, and refuse
+    those that are needed and unusable.
+    """
     backend = settings.spool.backend
     needed = {
         "redis": backend is Backend.REDIS,
@@ -209,7 +215,7 @@ def try_secrets(settings: Settings, environment: Mapping[str, str], report: Repo
 
 
 def _secrets_of(settings: Settings, name: str) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the path of each secret that the tables of this name refer to, and the reference."""
+    """Yield each reference to a secret in the tables of this name, with the path of its option."""
     for path, entry in _entries(settings, name):
         for key, option in options_of(TABLES[name]).items():
             value = getattr(entry, key)

@@ -1,4 +1,4 @@
-"""Network endpoints in the notation of the configuration, parsed into small values.
+"""Parses network endpoints as the configuration writes them: listeners, next hops and name servers.
 
     listener, admin   "127.0.0.1:2525"   "[::]:25"   "unix:/run/zonerelay/smtp.sock"
     next hop          "host" (its MX)   "[host]:587" (no MX)   "192.0.2.1:25"   "[2001:db8::1]:25"
@@ -39,7 +39,7 @@ class ListenAddress(msgspec.Struct, frozen=True):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can connect."""
+        """Whether only programs on this machine can connect."""
         return self.is_unix or ipaddress.ip_address(self.host).is_loopback
 
     @property
@@ -112,7 +112,7 @@ def parse_next_hop(text: str) -> NextHop:
 
 
 def split_next_hops(text: str) -> tuple[str, ...]:
-    """Return the next hops of a list with commas, the preferred one first."""
+    """Split a comma-separated list of next hops, the preferred one first."""
     return tuple(hop.strip() for hop in text.split(",")) if text else ()
 
 

@@ -12,7 +12,9 @@ FOLDER = "conf.d"
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return all files of the configuration. Raise OSError if the folder cannot be read."""
+    """Return all files of the configuration: this one, and those in conf.d. Raise OSError if the folder
+    cannot be read.
+    """
     folder = path.parent / FOLDER
     try:
         return [path, *sorted(each for each in folder.iterdir() if each.suffix == ".toml")]
@@ -21,7 +23,7 @@ def files_of(path: Path) -> list[Path]:
 
 
 def written(document: Mapping[str, object]) -> str:
-    """Return a valid document as TOML, with a line for each key of the document."""
+    """Format a document as TOML, one line per top-level key."""
     return "".join(f"{key} = {_value(value)}\n" for key, value in document.items())
 
 

@@ -35,20 +35,24 @@ Table = TypeVar("Table", bound="DataclassInstance")
 
 
 def load(path: Path) -> Settings:
-    """Return the settings of a file. Raise ConfigError if it is invalid or cannot be read."""
+    """Load the settings from a TOML file and the files in conf.d. Raise ConfigError if it is invalid or
+    cannot be read.
+    """
     return read(path)[0]
 
 
 def read(path: Path) -> tuple[Settings, Report]:
-    """Return the settings, and the report with the line numbers for further checks. Raise ConfigError on
-    failure.
+    """Load the settings, and return them with the report, which further checks need for line numbers. Raise
+    ConfigError on failure.
     """
     report = _joined(path)
     return _valid(report), report
 
 
 def read_copy(path: Path) -> tuple[bytes, Settings]:
-    """Return one document with the content of all files, and the settings. Raise ConfigError on failure."""
+    """Load the settings, and return them with one TOML document that has the content of all files. Raise
+    ConfigError on failure.
+    """
     data = _read(path)
     report = _joined(path, data)
     settings = _valid(report)
@@ -69,8 +73,8 @@ class PartialSettings(msgspec.Struct, frozen=True):
 
 
 def load_partial(path: Path) -> PartialSettings:
-    """Return the settings for commands that call a running relay or read its files. These commands are needed
-    most while the file is being corrected, so no problem in it stops them.
+    """Load the valid settings of a file for commands that call a running relay or read its files. These
+    commands must work while the file is being corrected.
     """
     try:
         report = _joined(path)
@@ -90,7 +94,7 @@ _PLACES = (("spool", "path"), ("admin", "socket"), ("log", "redact_key_file"), (
 
 
 def _scanned(path: Path) -> dict[str, object]:
-    """Read the paths of the keys in the files line by line, ignoring everything else."""
+    """Search the files line by line for paths, because the files are not valid TOML."""
     places: dict[str, dict[str, str]] = {}
     try:
         texts = [each.read_bytes().decode("utf-8-sig", "replace") for each in files_of(path)]
@@ -114,12 +118,12 @@ def _scanned(path: Path) -> dict[str, object]:
 
 
 def load_text(text: str, source: str = "configuration") -> Settings:
-    """Return the settings in a TOML document. `source` names it in errors if it is not TOML."""
+    """Load the settings from the text of a TOML document. `source` names it in errors if it is not TOML."""
     return _valid(_parsed(text, source))
 
 
 def refused_in(text: str) -> frozenset[KeyPath]:
-    """Return the paths in a TOML document that the checks refuse. Raise ConfigError if it is not TOML."""
+    """Return the keys of a TOML document that have a problem. Raise ConfigError if it is not TOML."""
     report = _parsed(text, "configuration")
     _checked(report)
     return frozenset(report.wrong)
@@ -187,7 +191,7 @@ def _syntax_problem(message: str, text: str, source: str) -> ConfigProblem:
 
 
 def settings_in(report: Report) -> Settings:
-    """Return the settings in the document of the report, which gets the problems."""
+    """Convert the report's document to settings, and record problems in the report."""
     document = report.document
     tables: dict[str, Any] = {
         name: (_repeated if name in REPEATED else _single)(name, document[name], report)
@@ -215,7 +219,7 @@ def _repeated(name: str, value: object, report: Report) -> tuple[DataclassInstan
 
 
 def read_options(owner: type[Table], table: dict[str, object], path: KeyPath, report: Report) -> Table:
-    """Return the options of one table. Problems are added to the report."""
+    """Convert the options of one table. Problems are added to the report."""
     options = options_of(owner)
     for key in [key for key in table if key not in options]:
         report.refuse((*path, key), _unknown_key(key, path, options))
@@ -251,7 +255,7 @@ def _unknown_key(key: str, path: KeyPath, options: Mapping[str, Option]) -> str:
 
 
 def _home_of(key: str) -> str:
-    """Return a message with the table in which a misplaced key belongs, a common mistake in TOML."""
+    """Return a hint that names the table to which a misplaced key belongs, or ""."""
     if key in options_of(Settings):
         return f"{key} must be at the top of the file, before the first [table]"
     homes = [

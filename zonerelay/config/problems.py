@@ -52,7 +52,7 @@ def _masked(rest: str, *, is_web: bool) -> str:
 
 
 def _without_login(found: re.Match[str]) -> str:
-    """Mask NAME:PASSWORD@ in a text without a URL scheme."""
+    """Mask `NAME:PASSWORD@` in a match that is not part of a URL."""
     login, at, rest = found[0].rpartition("@")
     return f"{MASK}{at}{rest}" if ":" in login and "://" not in login else found[0]
 
@@ -67,7 +67,7 @@ def quoted(text: str) -> str:
 
 
 def unusable(text: str, what: str, expected: str) -> ValueError:
-    """Return the error for a text that is not what an option expects."""
+    """Return a ValueError about the value of an option, with the value that is expected."""
     return ValueError(f"{quoted(text)} is not {what}; expected {expected}")
 
 
@@ -75,7 +75,7 @@ MAX_WORDS = 20
 
 
 def in_words(words: Iterable[str], joiner: str = "and") -> str:
-    """Return a list as text: `"a"`, `"a" and "b"`, or `"a", "b" and "c"`. A long list is shortened, with a
+    """Join a list to a text: `"a"`, `"a" and "b"`, or `"a", "b" and "c"`. A long list is shortened, with a
     count.
     """
     *first, last = [quoted(word) for word in words]
@@ -129,8 +129,8 @@ class ConfigError(Exception):
 
 
 class Report:
-    """A TOML document, joined from one or several files, with the file and the line of each key, and the
-    problems in it. A path with a problem is invalid, and so are the paths above and below it.
+    """The configuration as one TOML document, with the file and the line of each key, and the problems in it.
+    A path with a problem is invalid, and so are the paths above and below it.
     """
 
     def __init__(self, lines: Mapping[KeyPath, int] | None = None) -> None:
@@ -167,7 +167,7 @@ class Report:
             self.refuse(path, f"is given again in {place(lines.get(path, 1), file)}")
 
     def refuse(self, path: KeyPath, text: str) -> None:
-        """Record a problem. Only the first problem of a key is kept."""
+        """Record a problem of a key. Only its first problem is kept."""
         at = path
         while at and at not in self._lines:
             at = at[:-1]  # the nearest table above it that is in a file
@@ -176,7 +176,7 @@ class Report:
 
     @contextlib.contextmanager
     def refusing(self, path: KeyPath, *errors: type[Exception]) -> Iterator[None]:
-        """Record an error that is raised within as the problem of a key, and leave the block."""
+        """Record an exception in the block as a problem of this key, and continue after the block."""
         try:
             yield
         except errors as error:
@@ -190,19 +190,23 @@ class Report:
 
     @property
     def wrong(self) -> Iterable[KeyPath]:
-        """The paths that have a problem."""
+        """The paths of the keys that have a problem."""
         return self._problems.keys()
 
     def given(self, *path: str | int) -> bool:
-        """Return whether the file itself contains this key, even with its default value."""
+        """Return whether the file contains this key, even with its default value."""
         return path in self._lines
 
     def place_of(self, *path: str | int) -> str:
-        """Return the line number of a key as text, or "" if the file does not contain it."""
+        """Return the line number of a key as text, and its file if there are several, or "" if no file
+        contains it.
+        """
         return place(self._lines[path], self._files.get(path, "")) if path in self._lines else ""
 
     def sound(self, *path: str | int) -> bool:
-        """Return whether this value has no problem. Checks between values skip invalid ones."""
+        """Return whether the value of this key, and every value in it, is valid. Checks between values skip
+        invalid ones.
+        """
         return not any(wrong[: len(path)] == path or path[: len(wrong)] == wrong for wrong in self._problems)
 
     @property
@@ -214,7 +218,7 @@ class Report:
         return tuple(sorted(order, key=lambda each: by_file.get(each.file, 0)))
 
     def check_names(self, table: str, entries: Sequence[Any]) -> None:
-        """Refuse an entry with the name of an earlier entry."""
+        """Refuse an entry of a repeated table that has the name of an earlier entry."""
         first: dict[str, int] = {}
         for at, entry in enumerate(entries):
             path = (table, at, "name")
@@ -225,9 +229,9 @@ class Report:
     def check_references(
         self, value: str | Sequence[str], known: Collection[str], what: str, path: KeyPath, *, twice: str = ""
     ) -> None:
-        """Refuse a name, or the names in a list, that are not in `known`, and suggest the nearest name or
-        list all names. With the text `twice`, refuse repeated ones. A list with an unreadable entry is not
-        checked, because positions in it have changed.
+        """Refuse a name, or names in a list, that no entry has, and suggest a similar name or list all names.
+        With the text `twice`, refuse repeated ones. A list with an unreadable entry is not checked, because
+        positions in it have changed.
         """
         names = {(*path, at): name for at, name in enumerate(value)}
         given = {path: value} if isinstance(value, str) else names
@@ -241,7 +245,9 @@ class Report:
             seen.add(name)
 
     def all_sound(self, table: str, key: str, number: int) -> bool:
-        """Return whether this key of all entries is valid. An invalid one might have the missing name."""
+        """Return whether this key is valid in every entry of a repeated table. An invalid entry might have a
+        name that is missing elsewhere.
+        """
         return all(self.sound(table, at, key) for at in range(number))
 
     def raise_problems(self) -> None:
@@ -254,13 +260,13 @@ def are_tables(value: object) -> TypeGuard[list[dict[str, object]]]:
 
 
 def below(path: KeyPath, key: str | KeyPath) -> KeyPath:
-    """Return the path of a key, or of a path, in the table at `path`."""
+    """Return the path of a key, or of several nested ones, in the table at `path`."""
     return (*path, key) if isinstance(key, str) else (*path, *key)
 
 
 def path_text(path: KeyPath) -> str:
-    """Return a path such as `zone[1].tls`. Positions count from 0, and a key is quoted where TOML requires
-    it.
+    """Format the path of a key, such as `zone[1].tls`. Positions count from 0, and a key is quoted where TOML
+    requires it.
     """
     text = ""
     for part in path:
@@ -285,7 +291,9 @@ _ADDRESSES = ("address", "recipient", "sender")
 
 
 def unreachable(entries: Sequence[Conditions]) -> Iterator[tuple[int, int]]:
-    """Yield each entry that never matches, with the earlier entry that covers it, both as positions."""
+    """Yield the positions of each rule that never matches and of the earlier rule that matches all its
+    mail.
+    """
     earlier: list[int] = []
     for at, entry in enumerate(entries):
         other = next((place for place in earlier if _covers(entries[place], entry)), None)
@@ -296,7 +304,7 @@ def unreachable(entries: Sequence[Conditions]) -> Iterator[tuple[int, int]]:
 
 
 def _covers(one: Conditions, other: Conditions) -> bool:
-    """Return whether all mail that matches the other matches the one too. False where that is hard to say."""
+    """Return whether one rule certainly matches all mail that the other rule matches."""
     return all(_covers_condition(name, values, other.get(name)) for name, values in one.items())
 
 

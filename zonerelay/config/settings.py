@@ -98,17 +98,17 @@ storage.
 
 
 def needs_restart(old: Settings, new: Settings) -> tuple[str, ...]:
-    """Return the names of the top-level keys that differ and take effect only at the next start."""
+    """Return the names of top-level keys whose values differ and that take effect only after a restart."""
     return tuple(name for name in RESTART if getattr(old, name) != getattr(new, name))
 
 
 def kept_from(old: Settings, new: Settings) -> Settings:
-    """Return the settings of a new worker in a relay that was started with the old settings."""
+    """Return the settings of a worker that is added to a relay that was started with the old settings."""
     return replace(new, **{name: getattr(old, name) for name in NEXT_START})
 
 
 def taken_up(old: Settings, new: Settings) -> Settings:
-    """Return the settings after a reload of a relay that ran with the old settings."""
+    """Return the settings that a running relay with the old settings uses after a reload."""
     return replace(new, **{name: getattr(old, name) for name in RESTART})
 
 
@@ -118,7 +118,8 @@ _LOCAL = ("localhost", "localdomain", "local")
 
 
 def resolve_hostname(settings: Settings, getfqdn: Callable[[], str]) -> str:
-    """Return a valid EHLO name (RFC 5321 4.1.1.1) in every case.
+    """Return the relay's EHLO name: `hostname`, or else the machine's name or an address literal (RFC 5321
+    4.1.1.1).
 
     A machine without a fully qualified name, such as most containers, gets an address literal, which RFC 5321
     4.1.4 permits for this case; `advice` recommends setting `hostname`.
@@ -130,12 +131,12 @@ def resolve_hostname(settings: Settings, getfqdn: Callable[[], str]) -> str:
 
 
 def is_fully_qualified(name: str) -> bool:
-    """Return whether the name has at least two labels and identifies this machine for others too."""
+    """Return whether the name has at least two labels and a top-level domain that is not local."""
     return is_domain(name) and "." in name and name.rpartition(".")[2] not in _LOCAL
 
 
 def _literal(settings: Settings) -> str:
-    """Return the first address of a listener that is visible to others, or loopback if there is none."""
+    """Return an address literal: the first listener address that other hosts can reach, or loopback."""
     for listener in settings.listener:
         address = parse_listen(listener.address)
         if not (address.is_loopback or address.is_wildcard):

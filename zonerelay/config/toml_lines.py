@@ -68,7 +68,9 @@ class _Scanner:
         return (*path, position)
 
     def _enter(self, *path: str | int, line: int) -> KeyPath:
-        """Record a part of a header. The name of an array of tables refers to its last table so far."""
+        """Record the line of one part of a table header. The name of an array of tables refers to its last
+        table so far.
+        """
         self._lines.setdefault(path, line)
         count = self._tables_in.get(path)
         return path if count is None else (*path, count - 1)

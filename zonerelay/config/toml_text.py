@@ -35,7 +35,9 @@ DERIVED = "depends on other options"
 
 
 def effective(settings: Settings, report: Report) -> str:
-    """Return every option with its active value. `report` has the line numbers of the files."""
+    """Return the active configuration as TOML, with every option. `report` has the line numbers of the
+    files.
+    """
     text = _document(settings, report, commented=frozenset())
     # The problem may be reported for an explicit key or for a default in the same table.
     tables = frozenset(path[:2] if path[0] in REPEATED else path[:1] for path in load.refused_in(text))
@@ -43,7 +45,7 @@ def effective(settings: Settings, report: Report) -> str:
 
 
 def changed(settings: Settings, report: Report) -> str:
-    """Return the options that differ from their defaults."""
+    """Return the options that differ from their defaults as TOML."""
     return _document(settings, report, commented=frozenset(), only_changed=True)
 
 
@@ -90,7 +92,7 @@ def _key(key: str, value: object, option: Option) -> str:
 
 
 def toml_value(value: object, option: Option) -> str:
-    """Return a setting in the notation of the file."""
+    """Format the value of an option as TOML."""
     if isinstance(value, tuple):
         return f"[{', '.join(toml_value(member, option) for member in value)}]"
     if option.word and value == option.meaning:
@@ -113,7 +115,7 @@ def _number(value: float, option: Option) -> str:
 
 
 def quote(text: str) -> str:
-    """Return a TOML basic string. JSON's escapes are a subset of TOML's."""
+    """Format a text as a TOML basic string. JSON's escapes are a subset of TOML's."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -132,12 +134,12 @@ class OptionDescription(msgspec.Struct, frozen=True):
 
     @property
     def heading(self) -> str:
-        """The heading of the table in the file."""
+        """The heading of the table in the file, such as `[[zone]]`."""
         return f"[[{self.table}]]" if self.table in REPEATED else f"[{self.table}]" if self.table else ""
 
 
 def options() -> Iterator[OptionDescription]:
-    """Yield every option, in the order of the file."""
+    """Yield the description of every option, in the order of the file."""
     tables: dict[str, type[DataclassInstance]] = {"": Settings, **TABLES}
     for name, table in tables.items():
         docs = docstrings_of(table)
@@ -146,13 +148,13 @@ def options() -> Iterator[OptionDescription]:
 
 
 def about(table: str) -> str:
-    """Return the purpose of a table. It is "" for the top of the file."""
+    """Return the description of a table. It is "" for the top of the file."""
     return " ".join((TABLES[table].__doc__ or "").split()) if table else ""
 
 
 def defaults() -> str:
-    """Return a document with every option at its default, below its description. A table that does not exist
-    by default is commented out.
+    """Return a TOML document with every option at its default value, below its description. A table that does
+    not exist by default is commented out.
     """
     lines: list[str] = []
     for (table, heading), described in groupby(options(), lambda each: (each.table, each.heading)):

@@ -29,7 +29,7 @@ SIZE_EXAMPLE = '"64 KB", "50 MB" or "1 GB"'
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """A rate: at most `count` in any period of `seconds`."""
+    """An event rate: at most `count` events in any period of `seconds`."""
 
     count: int
     seconds: float
@@ -44,7 +44,7 @@ class Rate(msgspec.Struct, frozen=True):
 
 
 def parse_rate(value: object) -> Rate:
-    """Return the rate for a text such as `"100/1m"` or `"10/s"`. Raise ValueError if it is invalid."""
+    """Parse a rate such as `"100/1m"` or `"10/s"`. Raise ValueError if it is invalid."""
     count, slash, time = str(value).replace(" ", "").partition("/")
     if not isinstance(value, str) or not slash or not re.fullmatch(r"[1-9]\d{0,8}", count, re.ASCII):
         raise unusable(str(value), "a rate", f"a rate such as {RATE_EXAMPLE}")
@@ -55,13 +55,13 @@ def parse_rate(value: object) -> Rate:
 
 
 def parse_duration(value: str | float) -> float:
-    """Return the duration in seconds. Units are ms, s, m, h and d."""
+    """Parse a duration, and return it in seconds. Units are ms, s, m, h and d."""
     return _parsed(value, "duration", DURATION_EXAMPLE, "time; use ms, s, m, h or d", _SECONDS)
 
 
 def parse_size(value: str | float) -> int:
-    """Return the size in bytes. Units are B, KB, MB, GB and TB (also KiB, MiB, …, with the same meaning), in
-    any case.
+    """Parse a size, and return it in bytes. Units are B, KB, MB, GB and TB (also KiB, MiB, …, with the same
+    meaning), in any case.
     """
     return round(_parsed(value, "size", SIZE_EXAMPLE, "size; use B, KB, MB or GB", _OCTETS_BY_ANY_NAME))
 
@@ -113,12 +113,12 @@ def exact_span(seconds: float) -> str:
 
 
 def until(then: float, now: float) -> str:
-    """Return `now`, or the time that is left until `then`."""
+    """Format the time until `then`, as `now` or `in 5m`."""
     return "now" if then <= now else f"in {span(then - now)}"
 
 
 def plural(count: int, one: str, many: str = "") -> str:
-    """Return a count with its noun: `1 delivery`, `12,345 deliveries`."""
+    """Format a count with its noun: `1 delivery`, `12,345 deliveries`."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
@@ -127,7 +127,7 @@ def deliveries(count: int) -> str:
 
 
 def when(then: float) -> str:
-    """Return a point in time for people, in the local time zone."""
+    """Format a point in time in the local time zone."""
     return datetime.fromtimestamp(then).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 

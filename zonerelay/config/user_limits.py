@@ -1,4 +1,4 @@
-"""User limits: a TOML file next to the credentials file, with one table per user.
+"""Parses and changes the file of user limits, a TOML file next to the credentials file with a table per user.
 
     [user."shop"]
     recipients = ["*.example.com"]
@@ -121,14 +121,16 @@ class UserLimits:
 
     @cached_property
     def quotas(self) -> dict[tuple[str, str], int]:
-        """The quotas that are set, by the counted unit and the window."""
+        """The user's quotas, by the counted unit and the window."""
         every = {
             (what, window): getattr(self, f"{what}_per_{window}") for what in COUNTED for window in WINDOWS
         }
         return {name: most for name, most in every.items() if most}
 
     def check(self) -> "UserLimits":
-        """Return this object. Raise ValueError if its options contradict each other."""
+        """Check that the limits do not contradict each other, and return this object. Raise ValueError if
+        they do.
+        """
         if self.mode in (UserMode.REDIRECT, UserMode.COPY) and not self.mailbox:
             raise ValueError(f'mode = "{self.mode}" requires a mailbox that receives the mail or its copy')
         if self.mode is UserMode.LISTED and not self.recipients:
@@ -144,8 +146,8 @@ KEYS = tuple(key for key in OPTIONS if key != "second_hash")
 
 @dataclass(slots=True)
 class UserLimitsFile:
-    """The tables of one file of user limits. `places` has the position of each user's table in the text.
-    `_DEFAULT` is the key of the table [default].
+    """The parsed file of user limits; the tables of users are parsed when they are needed. `places` has the
+    position of each user's table in the text. `_DEFAULT` is the key of the table [default].
     """
 
     name: str
@@ -158,8 +160,8 @@ class UserLimitsFile:
         return [each for each in self.places if each != _DEFAULT]
 
     def own(self, user: str) -> UserLimits:
-        """Return the table of a user, without the values of [default]. Raise CredentialsError if it is
-        invalid.
+        """Return the limits in a user's own table, without the values of [default]. Raise CredentialsError if
+        it is invalid.
         """
         if user not in self.places:
             return NONE
@@ -181,14 +183,16 @@ class UserLimitsFile:
         return _over(self.default, self.own(user)) if user in self.places else self.default
 
     def changed(self, user: str, table: UserLimits) -> str:
-        """Return the text of the file with a changed table of a user."""
+        """Return the text of the file with the table of a user replaced or added."""
         text = self.text or _HEAD.format(quote(Path(self.name).name.removesuffix(_SUFFIX)))
         start, end = self.places.get(user, (len(text), len(text)))
         before, behind = text[:start].rstrip("\n"), text[end:].lstrip("\n")
         return f"{before}\n{_written(user, table)}" + (f"\n{behind}" if behind else "")
 
     def _table(self, user: str) -> UserLimits:
-        """Return the limits in a table. Raise TypeError, ValueError or ConfigError if it is invalid."""
+        """Parse the table of a user, and return its limits. Raise TypeError, ValueError or ConfigError if it
+        is invalid.
+        """
         path: KeyPath = ("user", user) if user != _DEFAULT else ("default",)
         if user != _DEFAULT:
             users.check_name(user)
@@ -224,7 +228,7 @@ def file_beside(credentials: Path) -> Path:
 
 
 def read(path: Path, *, whole: bool = False) -> UserLimitsFile:
-    """Return the file's tables. Raise CredentialsError if the whole file is unusable (see
+    """Read the file of user limits. Raise CredentialsError if the whole file is unusable (see
     `credentials.file.read`).
     """
     try:
@@ -236,7 +240,9 @@ def read(path: Path, *, whole: bool = False) -> UserLimitsFile:
 
 
 def parse(content: str, file_name: str) -> UserLimitsFile:
-    """Return the tables in a text. Raise CredentialsError if they cannot be separated."""
+    """Parse the file of user limits, but not the tables in it. Raise CredentialsError if they cannot be
+    separated.
+    """
     content = content.replace("\r\n", "\n")
     heads = [*_HEAD_OF_TABLE.finditer(content)]
     starts = [*(each.start() for each in heads), len(content)]
@@ -259,7 +265,7 @@ def parse(content: str, file_name: str) -> UserLimitsFile:
 
 
 def _name_in(head: re.Match[str]) -> str:
-    """Return the name of the user in a heading. Raise ValueError if there is none."""
+    """Return the name of the user in the heading of a table. Raise ValueError if there is none."""
     if head[1] is None:
         raise ValueError(_ONLY_TABLES)
     name = _DEFAULT if head[1] == "default" else head[2].strip('"')
@@ -268,7 +274,7 @@ def _name_in(head: re.Match[str]) -> str:
 
 
 def lines_of(rails: UserLimits) -> list[str]:
-    """Return a line `key = value` for each limit that is set or written in the table."""
+    """Format the limits of a user as lines `key = value`: those that are set or in the user's table."""
     return [
         f"{key} = {toml_value(getattr(rails, key), option)}"
         for key, option in OPTIONS.items()
@@ -277,7 +283,7 @@ def lines_of(rails: UserLimits) -> list[str]:
 
 
 def document_of(rails: UserLimits) -> dict[str, object]:
-    """Return the same keys as `lines_of`, as values, without the hash."""
+    """Return the limits of `lines_of` as values, without the hash of the second password."""
     lines = lines_of(dataclasses.replace(rails, second_hash=""))
     return {
         key: value.isoformat() if isinstance(value, datetime.datetime) else value
@@ -325,7 +331,7 @@ Change = Callable[[User | None, UserLimits], tuple[User, UserLimits]]
 
 
 def change_user(path: Path, name: str, change: Change | None) -> bool:
-    """Change a user in the credentials file `path`, and its limits, under the lock; `None` removes both.
+    """Change a user in the credentials file `path` and its limits, or remove both if `change` is `None`.
     `change` may raise an exception to change nothing. A new user never gets the limits of an older one.
     Return whether the file was created.
 
@@ -357,8 +363,8 @@ def change_user(path: Path, name: str, change: Change | None) -> bool:
 
 
 def change_default(credentials: Path, assignments: list[str]) -> None:
-    """Change `[default]` under the lock. Raise ValueError or CredentialsError with a message for the
-    operator.
+    """Change the limits in `[default]`, while holding the lock. Raise ValueError or CredentialsError with a
+    message for the operator.
     """
     file = file_beside(Path(os.path.realpath(credentials)))
     with users.locked(file.parent):

@@ -63,9 +63,9 @@ class CredentialsError(Exception):
 
 
 def read(path: Path, *, whole: bool = False) -> dict[str, User]:
-    """Return every user of the file by name. Raise CredentialsError if it is invalid. If the file could not
-    be read, the cause is the OSError, which may be temporary. With `whole`, the file may have any size, for
-    commands that can reduce it.
+    """Return all users in the credentials file, by name. Raise CredentialsError if it is invalid. If the file
+    could not be read, the cause is the OSError, which may be temporary. With `whole`, the file may have any
+    size, for commands that can reduce it.
     """
     return parse(read_text(path, whole=whole), str(path))
 
@@ -102,8 +102,9 @@ def parse(text: str, file_name: str) -> dict[str, User]:
 
 
 def parse_line(line: str) -> User | None:
-    """Return a user, or None for a comment. Raise ValueError if the line is invalid. Common lines have a fast
-    path, because all 100,000 are read after each change.
+    """Parse a line of the credentials file, and return its user, or None for a comment. Raise ValueError if
+    the line is invalid. Common lines have a fast path, because files with 100,000 lines are read again after
+    each change.
     """
     if usual := _USUAL.fullmatch(line):
         return User(usual[1], usual[2])
@@ -157,7 +158,7 @@ def check_priority(name: str) -> Priority:
 
 
 def check_sender(pattern: str) -> str:
-    """Return the pattern in its stored form. Raise ValueError if it is invalid."""
+    """Check a sender pattern, and return it in its stored form. Raise ValueError if it is invalid."""
     if not pattern or "," in pattern:
         raise ValueError("a sender pattern is empty; separate the patterns with single commas")
     # The reader of this form returns text, but its type covers every form.
@@ -175,7 +176,7 @@ NEW_FILE_MODE = 0o640
 
 
 def edited(text: str, name: str, after: User | None) -> str:
-    """Return the text after replacing, removing or appending the user's line."""
+    """Return the text of the credentials file with the user's line replaced, removed or appended."""
     lines = text.removesuffix("\n").split("\n") if text else []
     kept: list[str] = []
     new = [] if after is None else [format_line(after)]
@@ -189,8 +190,8 @@ def edited(text: str, name: str, after: User | None) -> str:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Lock the directory against other commands that change a file in it. Raise CredentialsError if it does
-    not exist, and for an OSError in the block.
+    """Lock the directory for the block, against other commands that change the user files in it. Raise
+    CredentialsError if it does not exist, and for an OSError in the block.
     """
     try:
         if not directory.exists():
@@ -202,7 +203,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def refuse_too_large(path: Path, text: str, most: int | None = None) -> None:
-    """Raise CredentialsError if a relay would not read the file with this text, unless it is smaller than
+    """Raise CredentialsError if this text is too large for the relay to read, unless the file was even larger
     before.
     """
     size, most = len(text.encode()), MAX_FILE if most is None else most
@@ -220,8 +221,8 @@ def replace_file(path: Path, text: str, *, like: Path | None = None) -> None:
 
 
 def _dress(descriptor: int, path: Path) -> None:
-    """Set mode and owner of the old file. A new file gets its directory's group, which is often the
-    relay's.
+    """Set the mode and owner of a new file to those of the file that it replaces. If there is none, it gets
+    the group of its directory, which is often the relay's.
     """
     try:
         old = path.stat()

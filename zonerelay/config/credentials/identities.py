@@ -61,14 +61,16 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class _TokenFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of the token file."""
+    """The content of the file with the API tokens."""
 
     version: int = VERSION
     tokens: tuple[Token, ...] = ()
 
 
 def identities_file(directory: Path) -> Path:
-    """Return the path of the file. `directory` is the directory that contains the spool."""
+    """Return the path of the file with the API tokens. `directory` is the directory that contains the
+    spool.
+    """
     return directory / FILE_NAME
 
 
@@ -77,7 +79,9 @@ def make_token() -> str:
 
 
 class Identities:
-    """The API tokens of a running relay. `now` returns Unix time. `token_file` is the file of that option."""
+    """The API tokens of a running relay. `now` returns Unix time. `token_file` is the file of the option
+    `[admin] token_file`.
+    """
 
     def __init__(self, path: Path, now: Callable[[], float], *, token_file: Path | None = None) -> None:
         self._path = path
@@ -88,7 +92,9 @@ class Identities:
         self._by_name: dict[str, Token] = {}
 
     def identify(self, text: str) -> Token | None:
-        """Return the valid token with this text, or None. Raise IdentitiesError if the file is unusable."""
+        """Return the API token whose text this is if it is valid, or None. Raise IdentitiesError if the file
+        is unusable.
+        """
         self._refresh()
         # The time of a lookup by hash reveals nothing, because nobody can choose the hash of a text.
         found = self._by_hash.get(_digest(text))
@@ -126,7 +132,9 @@ class Identities:
 
 
 def read_token_file(path: Path) -> Token:
-    """Return the token in `[admin] token_file`. Raise IdentitiesError if the file is unusable."""
+    """Read the token in the file that `[admin] token_file` names. Raise IdentitiesError if the file is
+    unusable.
+    """
     try:
         text = read_secret(str(path.absolute()), {}).strip()
     except SecretError as error:
@@ -160,7 +168,9 @@ def read(path: Path) -> tuple[Token, ...]:
 
 
 def add(path: Path, token: Token) -> None:
-    """Add a token. Raise IdentitiesError on failure, including if a token has that name."""
+    """Add a token to the file with the API tokens. Raise IdentitiesError on failure, including if a token has
+    that name.
+    """
 
     def added(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
         if any(each.name == token.name for each in tokens):
@@ -173,7 +183,9 @@ def add(path: Path, token: Token) -> None:
 
 
 def remove(path: Path, name: str) -> None:
-    """Remove a token. Raise IdentitiesError on failure, including if there is no such token."""
+    """Remove a token from the file with the API tokens. Raise IdentitiesError on failure, including if there
+    is no such token.
+    """
 
     def removed(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
         left = tuple(each for each in tokens if each.name != name)

@@ -41,8 +41,8 @@ def make_hash(password: str) -> str:
 
 
 def matches(hashed: str, password: str) -> bool:
-    """Return whether the password matches. Raise argon2's VerificationError if the check fails, as for lack
-    of memory.
+    """Return whether the password matches the hash. Raise argon2's VerificationError if the check fails, as
+    for lack of memory.
     """
     from argon2.exceptions import VerifyMismatchError  # noqa: PLC0415
     from argon2.low_level import Type, verify_secret  # noqa: PLC0415
@@ -68,7 +68,7 @@ def check_hash(text: str) -> None:
 
 
 def nobodys_hash(hashes: Iterable[str]) -> str:
-    """Return a hash that matches no password and is as expensive to check as most of the given ones."""
+    """Return a hash that no password matches, with the cost that most of these hashes have."""
     ours = f"$argon2id$v=19$m={MEMORY},t={PASSES},p={LANES}"
     costs = Counter(hashed.rsplit("$", 2)[0] for hashed in hashes)
     cost = costs.most_common(1)[0][0] if costs else ours
@@ -77,7 +77,7 @@ def nobodys_hash(hashes: Iterable[str]) -> str:
 
 
 def _octets(text: str) -> int:
-    """Return the number of bytes that unpadded base64 encodes, or 0 if the text is not base64."""
+    """Return the number of bytes that a text encodes in base64 without padding, or 0 if it is not base64."""
     try:
         return len(binascii.a2b_base64(text + "=" * (-len(text) % 4), strict_mode=True))
     except binascii.Error:

@@ -19,7 +19,9 @@ class SecretError(ValueError):
 
 
 def read_secret(reference: str, environment: Mapping[str, str]) -> str:
-    """Return the secret without the final line end. Raise SecretError if it cannot be read."""
+    """Read the secret that a reference names: a file or an environment variable. Raise SecretError if it
+    cannot be read.
+    """
     kind, _, name = reference.partition(":")
     if kind == "env" and not reference.startswith("/"):
         secret = environment.get(name, "")
@@ -49,7 +51,9 @@ def read_secret(reference: str, environment: Mapping[str, str]) -> str:
 
 
 def secret_path(reference: str, environment: Mapping[str, str]) -> Path | None:
-    """Return the file of a reference, or None for an environment variable. Raise SecretError on failure."""
+    """Return the file that a reference to a secret names, or None for an environment variable. Raise
+    SecretError on failure.
+    """
     if reference.startswith("/"):
         return Path(reference)
     kind, _, name = reference.partition(":")

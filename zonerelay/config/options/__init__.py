@@ -1,1 +1,1 @@
-"""The declaration of options, and the conversion of their TOML values. Error messages contain an example."""
+"""Declares configuration options, and converts their TOML values. Error messages contain an example."""

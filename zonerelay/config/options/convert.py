@@ -49,7 +49,7 @@ class Option:
     needs: str = ""
 
     def value_of(self, value: object) -> object:
-        """Convert a value. Raise ValueError if it is invalid."""
+        """Convert a TOML value to the value of this option. Raise ValueError if it is invalid."""
         return self.meaning if self.word and value == self.word else self.read(value, self)
 
 
@@ -97,7 +97,9 @@ def _bounded(number: float, option: Option, show: Callable[[float], str]) -> flo
 
 
 def choice(value: object, option: Option) -> enum.StrEnum | None:
-    """Return a member of the option's enumeration. An empty text, if it is permitted, is none."""
+    """Convert a text to a member of the option's enumeration. An empty text, if it is permitted, becomes
+    None.
+    """
     assert option.choices is not None, "declared by `options.choice`"
     word, words = _line(value, option), [*filter(None, (option.word,)), *option.choices]
     if not word:
@@ -134,7 +136,7 @@ def rate(value: object, option: Option) -> units.Rate | None:
 
 
 def date(value: object, option: Option) -> float:
-    """Return a TOML date, or a date with time and zone, as Unix time. An empty string is 0."""
+    """Convert a TOML date, or a date with time and offset, to Unix time. An empty string is 0."""
     if isinstance(value, datetime.datetime):
         if value.tzinfo is None:
             raise ValueError(f"{value} has no time zone; use {value.isoformat()}Z for UTC")
@@ -160,7 +162,7 @@ _KINDS: dict[type, str] = {
 
 
 def kind_of(value: object) -> str:
-    """Return TOML's name for the type of the value, for an error message."""
+    """Return the TOML name of a value's type, for an error message."""
     return _KINDS[type(value)]
 
 

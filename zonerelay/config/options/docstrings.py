@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def docstrings_of(table: type[DataclassInstance]) -> dict[str, str]:
-    """Return the docstring of each field as one line."""
+    """Return the docstring of each option of a table as one line."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(table))).body
     assert isinstance(tree, ast.ClassDef)
     found = {}

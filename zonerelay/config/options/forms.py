@@ -25,13 +25,13 @@ MAX_REPLY = 400  # RFC 5321 4.5.3.1.5 limits a reply line to 512 bytes
 
 
 def line(text: str) -> str:
-    """Return any text unchanged."""
+    """Return the text unchanged, because any single line is valid."""
     return text
 
 
 def _matching(pattern: re.Pattern[str], expected: str) -> Callable[[str], str]:
-    """Return a reader of texts that match a regular expression. For others the error is the text, followed by
-    `expected`.
+    """Return a function that accepts only texts that match a regular expression. For others the error is the
+    text, followed by `expected`.
     """
 
     def read(text: str) -> str:
@@ -110,7 +110,7 @@ def network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
 
 
 def fingerprint(text: str) -> str:
-    """Return a fingerprint as 64 hexadecimal digits in lower case."""
+    """Convert a certificate fingerprint to 64 hexadecimal digits in lower case."""
     digits = text.lower().removeprefix("sha256 fingerprint=").removeprefix("sha256:").replace(":", "")
     if not _FINGERPRINT.fullmatch(digits):
         digits = "64 hexadecimal digits, as printed by openssl x509 -noout -fingerprint -sha256"
@@ -119,7 +119,9 @@ def fingerprint(text: str) -> str:
 
 
 def domain(text: str) -> str:
-    """Return a pattern such as `example.com`, `*.example.com` or `*`. The router converts non-ASCII names."""
+    """Check a domain pattern such as `example.com`, `*.example.com` or `*`. The router converts non-ASCII
+    names.
+    """
     text = text.lower()
     name = text.removeprefix("*.")
     if "@" in text:
@@ -179,7 +181,7 @@ def next_hops(text: str) -> str:
 
 
 def secret(text: str) -> str:
-    """Return a reference to a secret (see `secrets.read_secret`)."""
+    """Check a reference to a secret (see `secrets.read_secret`)."""
     if text and not (text.startswith("/") or _REFERENCE.fullmatch(text)):
         # It may be the secret itself, so it is not repeated.
         place = 'a file ("/etc/zonerelay/name.secret"), "env:NAME" or "credential:NAME"'
@@ -188,7 +190,7 @@ def secret(text: str) -> str:
 
 
 def _parts(text: str) -> SplitResult:
-    """Return the parts of a URL. Raise ValueError without the text, which may contain a secret."""
+    """Split a URL into its parts. Raise ValueError without the text, which may contain a secret."""
     try:
         parts = urlsplit(text)
         parts.port  # noqa: B018 - it raises what is wrong with it
@@ -213,7 +215,7 @@ def url(text: str) -> str:
 
 
 def service_url(text: str) -> str:
-    """Return the URL of a service whose credentials are other options."""
+    """Check the URL of a service whose credentials are in other options."""
     parts = _parts(text)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError("must begin with https:// (or http://) and contain a host")
@@ -226,8 +228,8 @@ _FIELD_NAME = re.compile(r"[!-9;-~]{1,70}", re.ASCII)
 
 
 def _field_name(refused: Mapping[str, str], *, starts: str = "") -> Callable[[str], str]:
-    """Return a reader of names of header fields. `refused` are reasons, by names in lower case; `starts` is
-    the reason for names that begin as the fields of a group do.
+    """Return a function that checks the name of a header field. `refused` are reasons, by names in lower
+    case; `starts` is the reason for names that begin as the fields of a group do.
     """
 
     def read(text: str) -> str:
@@ -271,7 +273,7 @@ dropped_field = _field_name(
 
 
 def new_field(text: str) -> str:
-    """Return a header field of the form `Name: value`."""
+    """Check a header field of the form `Name: value`."""
     found = _FIELD.fullmatch(text)
     if not found or len(text) > MAX_FIELD:
         raise ValueError(f'{quoted(text)} is not a header field; expected "Name: value" in ASCII on one line')

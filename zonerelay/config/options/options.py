@@ -45,7 +45,7 @@ def switch(default: bool) -> bool:
 
 
 def switch_or_auto() -> bool | None:
-    """Declare a switch that may be "auto", whose value is `None`."""
+    """Declare an option that is true, false or "auto", which becomes `None`."""
     return _field(None, Option(convert.switch, word="auto"))
 
 
@@ -79,7 +79,7 @@ def choice(default: Choice) -> Choice:
 
 
 def choice_or(word: str, of: type[Choice]) -> Choice | None:
-    """Declare a choice that is `word` by default, whose value is `None`."""
+    """Declare an option with fixed choices, or `word`, which is the default and becomes `None`."""
     return _field(None, Option(convert.choice, choices=of, word=word))
 
 
@@ -88,7 +88,7 @@ def optional_choice(of: type[Choice]) -> Choice | None:
 
 
 def choices(of: type[Choice]) -> tuple[Choice, ...]:
-    """Declare a list of names, which is empty by default."""
+    """Declare a list of fixed choices, which is empty by default."""
     return _field((), Option(convert.choice, choices=of, several=True))
 
 
@@ -132,7 +132,7 @@ def networks(default: tuple[T, ...], needs: str = "") -> tuple[T, ...]:
 
 
 def table(of: type[T]) -> T:
-    """Declare a table, [name]. If the file does not have it, it has its defaults."""
+    """Declare a table, [name], whose options have their defaults if the file does not contain it."""
     return dataclasses.field(default_factory=of, metadata={TABLE: (of, False)})
 
 
@@ -153,7 +153,7 @@ def options_of(table: type[DataclassInstance]) -> Mapping[str, Option]:
 
 
 def tables_of(file: type[DataclassInstance]) -> dict[str, tuple[type[DataclassInstance], bool]]:
-    """Return the class of each table of the file, in order, and whether the table may be repeated."""
+    """Return the class of each table in the configuration file, and whether the table may be repeated."""
     return {
         field.name: field.metadata[TABLE] for field in dataclasses.fields(file) if TABLE in field.metadata
     }

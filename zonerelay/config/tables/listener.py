@@ -251,7 +251,9 @@ class ListenerSettings:
 
 
 def _open_to_all(networks: Iterable[Network]) -> str:
-    """Return the networks that are too wide for one owner, after merging adjacent ones, or ""."""
+    """Return the networks that are too wide to belong to one owner, after merging adjacent ones, as text, or
+    "".
+    """
     listed = list(networks)
     ipv4 = ipaddress.collapse_addresses(each for each in listed if isinstance(each, ipaddress.IPv4Network))
     ipv6 = ipaddress.collapse_addresses(each for each in listed if isinstance(each, ipaddress.IPv6Network))
@@ -292,8 +294,8 @@ def _relaying_problems(listener: ListenerSettings, *, takes_reports: bool) -> Fi
 
 
 def _trust_problems(listener: ListenerSettings) -> Findings:
-    """Yield open lists of servers in front, which can claim any address for a client, and lists of addresses
-    of a Unix socket.
+    """Yield problems of proxy lists: networks so wide that any client could forge its address, and networks
+    on a Unix socket.
     """
     is_unix, instead = listener.address.startswith("unix:"), 'an address, such as "127.0.0.1:2526"'
     no_address = "is not used on a Unix socket, whose clients have no address"
@@ -334,7 +336,7 @@ def _tls_problems(listener: ListenerSettings) -> Findings:
 
 
 def _http_problems(listener: ListenerSettings) -> Findings:
-    """Yield settings that HTTP listeners do not support."""
+    """Yield problems of settings that HTTP listeners do not support."""
     if listener.auth is not ListenerAuth.REQUIRED:
         yield "protocol", '"http" needs auth = "required": each request names its user with a token', "auth"
     if listener.tls is ListenerTls.STARTTLS:
@@ -365,9 +367,7 @@ def listener_advice(listener: ListenerSettings) -> Findings:
 
 
 def users_advice(user: tuple[str, ...], listeners: Sequence[ListenerSettings]) -> Findings:
-    """Yield advice for an entry that is about users where clients cannot have one, because none logs in and
-    no server in front names one.
-    """
+    """Yield a warning about a rule with the condition `user` if no listener can authenticate users."""
     if user and all(each.auth is ListenerAuth.OFF and not each.xclient_networks for each in listeners):
         only = "matches only mail submitted over HTTP"
         yield "user", f'{only}: no listener has auth = "optional" or "required"'
@@ -397,7 +397,7 @@ def _files(listener: ListenerSettings) -> Findings:
 
 
 def in_full(file: Path) -> str:
-    """Return the advice for a relative path."""
+    """Return a warning about a relative path."""
     return f"{file} is relative to the directory in which the relay is started; use an absolute path"
 
 

@@ -79,8 +79,8 @@ def dkim_problems(key: DkimSettings) -> Findings:
 
 
 def srs_secrets(srs: SrsSettings, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the secret that signs, then the former ones. Raise ValueError with the option's path if one
-    cannot be read.
+    """Return the SRS secrets: the current one, which signs, and then the old ones. Raise ValueError with the
+    option's path if one cannot be read.
     """
     places = {"srs.secret": srs.secret}
     places |= {f"srs.old_secrets[{at}]": place for at, place in enumerate(srs.old_secrets)}
@@ -95,7 +95,7 @@ def srs_secrets(srs: SrsSettings, environment: Mapping[str, str]) -> tuple[str, 
 
 
 def check_srs_secret(place: str, secret: str) -> None:
-    """Raise SecretError if the secret is too short."""
+    """Raise SecretError if the SRS secret is too short."""
     if len(secret) < MIN_SECRET:
         raise SecretError(f"{place} has fewer than {MIN_SECRET} characters")
 
@@ -132,7 +132,7 @@ class DkimSettings:
 
 
 def dkim_advice(keys: Sequence[DkimSettings], zones: Sequence[ZoneSettings], hostname: str) -> Findings:
-    """Yield the advice for the DKIM keys. The From field of the relay's own DSNs has its host name
+    """Yield warnings about the DKIM keys. The From field of the relay's own DSNs has its host name
     (message/dsn.py).
     """
     if keys and not any(_covers_dkim(key.domain, hostname.lower()) for key in keys):
@@ -143,7 +143,7 @@ def dkim_advice(keys: Sequence[DkimSettings], zones: Sequence[ZoneSettings], hos
 
 
 def record_problems(keys: Sequence[DkimSettings]) -> Findings:
-    """Yield keys with the same selector and domain, which would need the same DNS record."""
+    """Yield problems of DKIM keys that have the same selector and domain, and so the same DNS record."""
     taken: dict[tuple[str, str], int] = {}
     for at, key in enumerate(keys):
         domain = key.signing_domain or key.domain
@@ -192,7 +192,7 @@ class RewriteScope(enum.StrEnum):
 
     @property
     def kinds(self) -> frozenset[RewriteScope]:
-        """The kinds of addresses: SENDER, RECIPIENT and HEADER."""
+        """The kinds of addresses to which the rule applies: SENDER, RECIPIENT and HEADER."""
         envelope = frozenset((RewriteScope.SENDER, RewriteScope.RECIPIENT))
         several = {RewriteScope.ENVELOPE: envelope, RewriteScope.ALL: envelope | {RewriteScope.HEADER}}
         return several.get(self, frozenset((self,)))
@@ -221,7 +221,7 @@ class RewriteSettings:
 
     @property
     def conditions(self) -> dict[str, frozenset[str]]:
-        """The conditions that the rule has, by name."""
+        """The values of each condition of the rule, by the name of the option."""
         kinds = () if self.where is RewriteScope.ALL else self.where.kinds
         named = {"address": self.address, "where": kinds, "user": self.user, "listener": self.listener}
         return {name: frozenset(values) for name, values in named.items() if values}

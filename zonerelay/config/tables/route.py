@@ -145,7 +145,7 @@ class RouteSettings:
 
     @property
     def conditions(self) -> dict[str, tuple[object, ...]]:
-        """The conditions that the route has, by name."""
+        """The values of each condition of the route, by the name of the option."""
         named = ((name, getattr(self, name)) for name in _CONDITIONS)
         return {name: value if isinstance(value, tuple) else (value,) for name, value in named if value}
 

@@ -153,9 +153,7 @@ def spool_problems(spool: SpoolSettings) -> Findings:
 
 
 def _keeps_secrets(admin: AdminSettings) -> bool:
-    """Return whether tokens are never sent unencrypted: on this machine, over TLS, or from a proxy that has
-    TLS.
-    """
+    """Return whether clients never send tokens unencrypted, because of loopback, TLS or a proxy with TLS."""
     return parse_listen(admin.address).is_loopback or bool(admin.certificate or admin.proxy_networks)
 
 
@@ -253,7 +251,7 @@ def space_guard(spool: SpoolSettings) -> int:
 
 
 def raised_guard(spool: SpoolSettings) -> str:
-    """Return a sentence if new mail is refused above `min_free_space`, or an empty string."""
+    """Return a note if the engine needs more free space than `min_free_space`, or an empty string."""
     guard = space_guard(spool)
     if guard == spool.min_free_space:
         return ""
@@ -373,7 +371,7 @@ def _hosts(parts: SplitResult) -> list[str]:
 
 
 def database_url(text: str) -> str:
-    """Return the URL of a database. Raise ValueError without the URL."""
+    """Check the URL of a PostgreSQL database. Raise ValueError without the URL."""
     try:
         parts = urlsplit(text)
         query = parse_qs(parts.query)

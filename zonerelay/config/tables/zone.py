@@ -151,9 +151,7 @@ class DeliverySettings:
 
 
 def shorter_delays(schedule: tuple[float, ...]) -> Findings:
-    """Yield the advice for a schedule, of [retry] or of a zone, in which a delay is shorter than the previous
-    one.
-    """
+    """Yield a warning about a retry schedule in which a delay is shorter than the previous one."""
     for earlier, later in pairwise(schedule):
         if later < earlier:
             shown = f"{format_duration(later)} is after {format_duration(earlier)}"
@@ -343,7 +341,9 @@ class ZoneSettings:
 
     @property
     def mixes_domains(self) -> bool:
-        """Whether recipients in several domains share a transaction if the host announces no limit."""
+        """Whether recipients in several domains may share a transaction with a host that announces no
+        limit.
+        """
         return bool(self.next_hop) if self.mix_domains is None else self.mix_domains
 
 
@@ -388,8 +388,8 @@ def zone_problems(
 
 
 def check_shares(zones: Sequence[ZoneSettings], report: Report) -> tuple[ZoneSettings, ...]:
-    """Return the zones with a limit per destination that does not exceed their own. Only an explicit limit is
-    refused.
+    """Return the zones with their limits per destination reduced to the limit of the zone. Refuse a larger
+    limit that the file contains.
     """
     key = "max_connections_per_destination"
     for at, zone in enumerate(zones):
@@ -464,7 +464,9 @@ class SourceSettings:
 
 
 def check_sources(sources: Sequence[SourceSettings], zones: Sequence[ZoneSettings], report: Report) -> None:
-    """Refuse the sources of a zone that could not send its mail. Names of sources are checked before."""
+    """Refuse combinations of sources with which a zone could not send its mail. Names of sources are checked
+    before.
+    """
     known = {source.name: source for source in sources}
     for at, zone in enumerate(zones if report.all_sound("source", "name", len(sources)) else ()):
         path: KeyPath = ("zone", at, "sources")
@@ -591,7 +593,7 @@ def destination_advice(
 
 
 def _zones_of(entry: DestinationSettings, zones: Sequence[ZoneSettings]) -> list[ZoneSettings]:
-    """Return the zones whose mail can match the entry."""
+    """Return the zones whose mail a [[destination]] table can match."""
     return [zone for zone in zones if not entry.zone or zone.name in entry.zone]
 
 
@@ -700,7 +702,7 @@ def _oauth_problems(credential: CredentialSettings) -> Findings:
 
 
 def login_problems(zone: ZoneSettings) -> Findings:
-    """Yield the problems of a zone that logs in at its next hop."""
+    """Yield the problems of a zone with credentials for its next hop."""
     if zone.credentials and not zone.next_hop:
         every = "would be sent to every MX host; set the zone's next_hop, or remove the credentials"
         yield "credentials", every, "credentials", "next_hop"
@@ -731,8 +733,8 @@ def credential_advice(credentials: Sequence[CredentialSettings], zones: Sequence
 def passwords_that_end(
     credentials: Sequence[CredentialSettings], zone: ZoneSettings
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield credential, host and reason where a zone logs in with a password and the provider is ending
-    password logins.
+    """Yield the credential, the host and the reason for each password login that the provider is going to
+    disable.
     """
     passwords = [each.name for each in credentials if each.name in zone.credentials and each.password]
     if not passwords:
