@@ -107,6 +107,15 @@ _DOT = 0x2E
 _TAILS = tuple(END_OF_DATA[:size] for size in (4, 3, 2, 1))
 
 
+def _last_dotted(wire: bytes) -> int:
+    """Return where the last line that begins with a dot is, from the CRLF before it; -1 without such a line.
+
+    Base64 has no dots, and a search for one byte takes a fiftieth of one for three. `rfind` skips ahead
+    where `find` looks at every byte.
+    """
+    return wire.rfind(_DOTTED) if b"." in wire else -1
+
+
 class BodyReader(LineEnds):
     """Reads a body from wire bytes until `done`; `rest` contains the bytes after the end of data."""
 
@@ -130,8 +139,7 @@ class BodyReader(LineEnds):
             # the body behind it.
             self._held, self._virtual = b"", 0
         wire = self._held + data
-        # From the end: rfind skips ahead where find looks at every byte.
-        last = wire.rfind(_DOTTED)
+        last = _last_dotted(wire)
         if last < 0:
             body = self._clean(self._hold_back(wire))
         elif wire.endswith(END_OF_DATA) and wire.rfind(_DOTTED, 0, last) < 0:
@@ -159,7 +167,7 @@ class BodyReader(LineEnds):
         return wire[:cut]
 
     def _unstuffed(self, wire: bytes) -> bytes:
-        if wire.rfind(_DOTTED) < 0:
+        if _last_dotted(wire) < 0:
             return self._clean(wire)
         self.dotted = True
         # The dot goes first: no line end begins or ends with it, so none is made or lost.
@@ -244,7 +252,7 @@ class ChunkReader(LineEnds):
         body = self._strict(piece, is_last=self.done)
         if body:
             if not self.dotted:
-                self.dotted = (self._line_start and body.startswith(b".")) or body.rfind(b"\r\n.") >= 0
+                self.dotted = (self._line_start and body.startswith(b".")) or _last_dotted(body) >= 0
             self._line_start = body.endswith(b"\n")
         if self.done and not self._line_start:
             body += CRLF
