@@ -10,7 +10,7 @@ from zonerelay.model.envelope import BodyType
 from zonerelay.smtp.server import commands, params
 from zonerelay.smtp.server.commands import LineFault, LineReader, parse_command
 from zonerelay.smtp.server.params import DSN_RCPT_PARAMETERS, HOLD_MAIL_PARAMETERS, parse_mail, parse_rcpt
-from zonerelay.smtp.server.paths import CommandError, literal_address
+from zonerelay.smtp.server.paths import CommandError, literal_address, read_leniently
 
 EXTENDED = params.AUTH_MAIL_PARAMETERS | HOLD_MAIL_PARAMETERS
 
@@ -264,6 +264,12 @@ def test_any_time_is_a_number_or_a_refusal(text: str) -> None:
 @given(text=st.text(st.sampled_from('<>@:,."\\ %[]é\x00\r\nab1-=IPv6'), max_size=30))
 def test_any_text_gives_a_clean_mailbox_or_a_refusal(text: str) -> None:
     paths(f"<{text}> ".encode())
+
+
+def test_an_address_without_brackets_is_looked_for_in_linear_time() -> None:
+    text = "a@" * 50_000
+    assert read_leniently(f"{text} <") == f"<{text}> <"
+    assert read_leniently(f"{text}<") == f"{text}<"
 
 
 def test_address_literals() -> None:

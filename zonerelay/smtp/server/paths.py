@@ -66,8 +66,13 @@ def command_error(code: int, detail: str, text: str) -> CommandError:
     return CommandError(Reply(code, detail, text))
 
 
-_ODD = re.compile(r"[^<>]*(?:<[^<>]*)*<[ ]*([^<> ]+?)\.?[ ]*>+|([^<> ]+@[^<> ]+?)\.?(?= |\Z)")
-"""The address within brackets within brackets, with blanks, a display name or a final dot, or without any."""
+_ODD = re.compile(
+    r"[^<>]*(?:<[^<>]*)*<[ ]*([^<> ]+?)\.?[ ]*>+"
+    r"|(?=[^<> ]++(?: |\Z))([^<> ]+@[^<> ]+?)\.?(?= |\Z)"
+)
+"""The address within brackets within brackets, with blanks, a display name or a final dot, or without any.
+The end of a word is looked for first, because it would otherwise be looked for behind each "@".
+"""
 
 
 def read_leniently(text: str) -> str:
