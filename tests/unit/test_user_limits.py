@@ -18,7 +18,7 @@ from zonerelay.config.credentials.file import CredentialsError
 from zonerelay.config.settings import AccessAction, AccessSettings, ListenerSettings, Settings, SpoolSettings
 from zonerelay.config.user_limits import NONE, UserLimits, UserMode, change_user, changed
 from zonerelay.inbound.access.networks import DEFERRED, MAX_REMEMBERED, REFUSED, AccessPolicy, AccessRules
-from zonerelay.inbound.limits.quotas import LENGTHS, QuotaLevel, Quotas, Usage
+from zonerelay.inbound.limits.quotas import LENGTHS, ExhaustedQuota, QuotaLevel, Quotas, Usage
 from zonerelay.inbound.limits.usage_file import UsageFile
 from zonerelay.model.clock import ManualClock
 from zonerelay.model.envelope import Origin
@@ -166,7 +166,7 @@ def test_no_window_has_more_than_its_quota(steps: list[tuple[float, int]], most:
         usage = Usage(usage.encode(), now)
         full = usage.full(quota, (1, count, 1))
         if full is None:
-            usage.add((1, count, 1))
+            usage.add((1, count, 1), now)
             taken.append((now, count))
         elif count <= most:
             later = Usage(usage.encode(), now + full.seconds)
@@ -183,7 +183,7 @@ def test_a_message_that_never_fits_and_a_clock_that_is_set_back() -> None:
     full = usage.full(quota, (1, 1, 2000))
     assert full is not None
     assert math.isinf(full.seconds)
-    usage.add((1, 1, 10))
+    usage.add((1, 1, 10), 1e9)
     assert usage.full(quota, (1, 1, 10)) is not None
     assert Usage(usage.encode(), 1e9 - 7 * 86400).full(quota, (1, 1, 10)) is None
 
@@ -198,14 +198,19 @@ async def test_several_count_in_one_file_exactly_and_warn_once(tmp_path: Path) -
 
     workers = [quotas() for _ in range(3)]
     answers = await asyncio.gather(*(workers[each % 3].take("shop", quota, (1, 1, 10)) for each in range(80)))
-    assert answers.count(None) == 50
+    assert answers.count(clock.now()) == 50
     assert near == [("shop", QuotaLevel("messages_per_hour", 40, 50))]
-    await workers[0].take("shop", quota, (-1, -1, -10), force=True)
+    then = clock.now()
+    clock.advance(3540)  # what is given back frees the window as if it had never been counted
+    assert isinstance(await workers[1].take("shop", quota, (1, 1, 10)), ExhaustedQuota)
+    await workers[0].take("shop", quota, (-1, -1, -10), counted=then)
+    assert isinstance(await workers[1].take("shop", quota, (1, 1, 10)), float)
+    clock.advance(120)
     for each in workers:
         await each.close()
     again = quotas()
-    assert [level.used for level in (await again.usage("shop")).levels(quota)] == [49]
-    assert await again.take("other", quota, (1, 1, 10)) is None
+    assert [level.used for level in (await again.usage("shop")).levels(quota)] == [1]
+    assert await again.take("other", quota, (1, 1, 10)) == clock.now()
     await again.close()
 
 

@@ -219,19 +219,23 @@ class Guard:
         rails = await self.rails_of(user)
         return UNREADABLE if rails is None else bar(rails, client_address, self._clock.now())
 
-    async def take(self, allowance: Allowance, recipients: int, octets: int) -> Refusal | None:
-        """Count a message that is about to be accepted, or return the reason why it is rejected."""
+    async def take(self, allowance: Allowance, recipients: int, octets: int) -> Refusal | float | None:
+        """Count a message that is about to be accepted, and return the time that it counts for, or return
+        the reason why it is rejected. Return None for a user without quotas.
+        """
         if allowance.usage is None:
             return None
         sent = (1, recipients, octets)
-        full = await self._asked(self._quotas.take(allowance.user, allowance.rails, sent))
-        return full.refusal() if isinstance(full, ExhaustedQuota) else full
+        taken = await self._asked(self._quotas.take(allowance.user, allowance.rails, sent))
+        return taken.refusal() if isinstance(taken, ExhaustedQuota) else taken
 
-    async def give_back(self, allowance: Allowance, recipients: int, octets: int) -> None:
-        """Remove a message from the counts, because it was not accepted."""
-        if allowance.usage is not None:
+    async def give_back(
+        self, allowance: Allowance, recipients: int, octets: int, counted: float | None
+    ) -> None:
+        """Remove a message that `take` has counted, because it was not accepted."""
+        if counted is not None:
             sent = (-1, -recipients, -octets)
-            await self._asked(self._quotas.take(allowance.user, allowance.rails, sent, force=True))
+            await self._asked(self._quotas.take(allowance.user, allowance.rails, sent, counted=counted))
 
     async def _asked(self, question: Awaitable[Answer]) -> Answer | Refusal:
         try:

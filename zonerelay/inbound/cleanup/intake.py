@@ -54,6 +54,7 @@ from zonerelay.inbound.limits.clients import MANY, Bursts
 from zonerelay.inbound.limits.memory import LARGE
 from zonerelay.inbound.policy import EndOfData, Headers
 from zonerelay.inbound.policy.api import Changes, WholeMessage
+from zonerelay.inbound.refusal import Refusal
 from zonerelay.inbound.state import replies
 from zonerelay.inbound.state.client_state import ClientState
 from zonerelay.inbound.state.context import IDEMPOTENCY_KEY, ListenerContext, LookupResult
@@ -583,16 +584,17 @@ class Intake:
     async def _count(self, writer: MessageWriter, guard: Guard, allowance: Allowance) -> MessageId | None:
         """Count the message in the quotas of its user, unless it is refused."""
         sent = len(self.transaction.named), self.size
-        refusal = await guard.take(allowance, *sent)
-        if refusal is not None:
-            await self._ask(writer, self._context.guarded(refusal))
+        counted = await guard.take(allowance, *sent)
+        if isinstance(counted, Refusal):
+            await self._ask(writer, self._context.guarded(counted))
+            return None
         accepted: MessageId | None = None
         try:
             if self.refusal is None:
                 accepted = await self._take_turn(writer)
         finally:
-            if accepted is None and refusal is None:
-                await guard.give_back(allowance, *sent)
+            if accepted is None:
+                await guard.give_back(allowance, *sent, counted)
         return accepted
 
     async def _ask(self, writer: MessageWriter, refusal: ServerReply) -> None:

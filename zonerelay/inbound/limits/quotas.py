@@ -114,15 +114,15 @@ class Usage:
                 return max((slot + slots + 1) * (length / slots) - self.now, 1.0)
         return length
 
-    def add(self, sent: Sent) -> None:
+    def add(self, sent: Sent, when: float) -> None:
         for window, (length, slots) in LENGTHS.items():
-            current, there = int(self.now // (length / slots)), self._windows[window]
-            at = next((at for at, each in enumerate(there) if each[0] == current), len(there))
-            _, *before = there[at] if at < len(there) else (current, 0, 0, 0)
+            slot, there = int(when // (length / slots)), self._windows[window]
+            at = next((at for at, each in enumerate(there) if each[0] == slot), len(there))
+            _, *before = there[at] if at < len(there) else (slot, 0, 0, 0)
             messages, recipients, octets = (
                 max(count + more, 0) for count, more in zip(before, sent, strict=True)
             )
-            there[at : at + 1] = [(current, messages, recipients, octets)]
+            there[at : at + 1] = [(slot, messages, recipients, octets)]
 
     def levels(self, rails: UserLimits) -> Iterator[QuotaLevel]:
         for (what, window), most in rails.quotas.items():
@@ -155,26 +155,26 @@ class Quotas:
         return self._usage(record.data, record.now)
 
     async def take(
-        self, user: str, rails: UserLimits, sent: Sent, *, force: bool = False
-    ) -> ExhaustedQuota | None:
-        """Count a message that is about to be accepted, or return the exhausted quota. With `force`, count it
-        in any case; negative numbers remove one that was not accepted. Raise AuthorityError if the usage
-        cannot be counted.
+        self, user: str, rails: UserLimits, sent: Sent, *, counted: float | None = None
+    ) -> ExhaustedQuota | float:
+        """Count a message that is about to be accepted, and return the time that it counts for, or return the
+        exhausted quota. Negative numbers remove one that was not accepted and was `counted` for this time.
+        Raise AuthorityError if the usage cannot be counted.
         """
         records, name = self._records, _name(user)
         for _ in range(MAX_TRIES):
             async with self._locks.setdefault(user, asyncio.Lock()):
                 record = await records.read(name)
                 usage = self._usage(record.data, record.now)
-                full = None if force else usage.full(rails, sent)
+                full = usage.full(rails, sent) if counted is None else None
                 before = {each.limit: each.used for each in usage.levels(rails)}
                 if full is None:
-                    usage.add(sent)
+                    usage.add(sent, usage.now if counted is None else counted)
                     written = records.replace(name, record, usage.encode(), ttl=_KEEP, notices=())
                     if not await written:
                         continue
             self._saw(user, rails, usage, before)
-            return full
+            return full or usage.now
         raise AuthorityError(f"{records.name}: others were faster {MAX_TRIES} times")
 
     def seen(self) -> Iterator[tuple[str, QuotaLevel]]:
