@@ -32,12 +32,12 @@ from zonerelay.routing.destinations.route import DestinationKey, DestinationLimi
 
 @dataclass(frozen=True, slots=True)
 class ConnectionKey:
-    """Identifies connections that can be reused for the same mail. `source` and `credential` are None in
-    zones without any. `text` identifies the key within one zone.
+    """Identifies the connections that can be used for the same mail within a zone. `source` and `credential`
+    are None in zones without any. `text` identifies the key within one zone.
 
-    `ipv4_only` says that the batch does not use the source's IPv6 for now, so a connection over IPv6 does not
-    match. `host` (`name:port`) is the one of several equal next hops that the batch tries first. `verify`
-    says that the message demands TLS and a verified certificate (RFC 8689), whatever the route demands.
+    `ipv4_only` is true if the batch does not use the source's IPv6 for now, so a connection over IPv6 does
+    not match. `host` (`name:port`) is the one of several equal next hops that the batch tries first. `verify`
+    is true if the message demands TLS and a verified certificate (RFC 8689), whatever the route demands.
     """
 
     source: SourceSettings | None = None
@@ -76,8 +76,8 @@ class Terms(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def pool_key(self) -> PoolKey:
-        """The key under which the pool keeps a connection. Connections with equal pool keys may carry each
-        other's mail while the settings do not change.
+        """The key under which the pool keeps a connection. Connections with the same pool key may carry the
+        same mail while the settings do not change.
         """
         return self.route.destination, self.key.text
 
@@ -93,19 +93,19 @@ class Terms(msgspec.Struct, frozen=True, eq=False):
         return demand
 
     def verifying(self) -> Terms:
-        """Return terms that demand a verified certificate, which are these terms if they do so already."""
+        """Return these terms, with the additional requirement of a verified certificate if they lack it."""
         if self.tls.mode in (TlsMode.VERIFY, TlsMode.DANE):
             return self
         return structs.replace(self, key=replace(self.key, verify=True))
 
     def ehlo_name(self, hostname: str) -> str:
-        """Return the name for EHLO: the source's, or else the zone's, or else the relay's."""
+        """Return the name that EHLO sends: the source's, or else the zone's, or else the relay's."""
         source = self.key.source
         return (source.ehlo_name if source is not None else "") or self.zone.ehlo_name or hostname
 
     def cover(self, other: Terms) -> bool:
-        """Return false if these terms were made under settings that have changed: TLS, names, source or
-        login.
+        """Return whether a connection on these terms may carry mail on the other terms: their TLS, names,
+        source and login settings must be the same.
         """
         mine, theirs = self.route, other.route
         return (
@@ -119,9 +119,9 @@ class Terms(msgspec.Struct, frozen=True, eq=False):
 class HostFailure(Exception):
     """The host cannot be used for this attempt. Another host may be usable.
 
-    `reply` says why. `asked` is false if nothing was sent to a peer. `said` is the host's own reply, if there
-    was one. `down` says that the host serves no mail now, so other hosts are tried before it for a while
-    (`connection/session_limits.py`). `scope` is LOCAL if the failure says nothing about the host.
+    `reply` is the reason. `asked` is false if nothing was sent to a peer. `said` is the host's own reply, if
+    there was one. `down` is true if the host serves no mail now, so other hosts are tried before it for a
+    while (`connection/session_limits.py`). `scope` is LOCAL if the failure says nothing about the host.
     """
 
     reply: Reply
@@ -149,12 +149,14 @@ class SourceFailure(HostFailure):
 
 
 class UntrustedCertificateError(Exception):
-    """The handshake succeeded, but not with the required certificate. The message says why."""
+    """The TLS handshake succeeded, but the server does not have the required certificate. The message is the
+    reason.
+    """
 
 
 def check_address(zone: ZoneSettings, host: str, ip: str) -> None:
-    """Raise HostFailure for a private address that was found in DNS. A next hop was chosen by the operator,
-    so it is not checked.
+    """Raise HostFailure if the address is private and was found in DNS. The operator's own next hops are not
+    checked.
     """
     if zone.allow_private_addresses or zone.next_hop or not is_private(ip):
         return
@@ -171,7 +173,7 @@ def own_address(source: SourceSettings, *, ipv6: bool) -> str:
 async def open_socket(
     zone: ZoneSettings, host: str, ip: str, port: int, *, timeout: float, source: SourceSettings | None = None
 ) -> socket.socket:
-    """Return a connected, non-blocking TCP socket. Raise HostFailure."""
+    """Connect to an address and return the non-blocking TCP socket. Raise HostFailure."""
     check_address(zone, host, ip)
     address = join_port(ip, port)
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
@@ -202,8 +204,8 @@ _NOT_HERE = frozenset((errno.EADDRNOTAVAIL, errno.EINVAL, errno.ENODEV, errno.EA
 
 
 def _bind(sock: socket.socket, source: SourceSettings, *, ipv6: bool) -> None:
-    """Bind to the source's address. Raise SourceFailure if this machine lacks the address now, and OSError
-    for any other failure.
+    """Bind a socket to the source's address. Raise SourceFailure if this machine lacks the address now, and
+    OSError for any other failure.
     """
     ip = own_address(source, ipv6=ipv6)
     if not ip:

@@ -44,8 +44,8 @@ ABSENT_FOR = 60.0
 
 
 class Penalty(msgspec.Struct, frozen=True):
-    """A penalty: the `hosts` rejected `source` with `reply` at the time `at`. `ipv6` says that the penalty is
-    only for IPv6.
+    """A period in which a source is not used for some hosts, because they rejected it with `reply` at the
+    time `at`. `ipv6` is true if the penalty is only for IPv6.
     """
 
     source: str
@@ -73,13 +73,15 @@ _SPAN = 2.0**64
 
 
 def key_of(by: SourceUnit, message_id: MessageId, sender: Mailbox) -> str:
-    """Return the key that binds mail to a source. A report has no sender, so its key is the message id."""
+    """Return the key by which a source is selected: the sender, or the message id. A DSN has no sender, so
+    its key is always the message id.
+    """
     return sender.lower() if by is SourceUnit.SENDER and sender != NULL_SENDER else message_id
 
 
 def in_order(sources: Iterable[SourceSettings], key: str) -> list[SourceSettings]:
-    """Return the source for this key first, then its substitutes in order. Sources of weight 0
-    are omitted.
+    """Return the source that is selected by this key, followed by its substitutes in order. Sources of weight
+    0 are omitted.
     """
     drawn = [(_draw(source, key), source.name, source) for source in sources if source.weight]
     drawn.sort(key=lambda each: each[:2], reverse=True)
@@ -87,7 +89,7 @@ def in_order(sources: Iterable[SourceSettings], key: str) -> list[SourceSettings
 
 
 def shares(sources: Sequence[SourceSettings]) -> list[float]:
-    """Return the share of mail that each source gets when none is skipped."""
+    """Return the share of mail that each source gets when all of them are usable."""
     total = sum(source.weight for source in sources)
     return [source.weight / total if total else 0.0 for source in sources]
 
@@ -160,7 +162,7 @@ class SourceSelection:
         return ConnectionKey(source=source, ipv4_only=self._avoids_ipv6(source, _hosts(route.site)))
 
     def reachable(self, key: ConnectionKey, ips: Sequence[str]) -> tuple[str, ...]:
-        """Return the addresses of a host that the key's source can reach."""
+        """Return those addresses of a host that the key's source can reach."""
         source = key.source
         if source is None:
             return tuple(ips)
@@ -189,7 +191,9 @@ class SourceSelection:
         return min(refused, key=itemgetter(0))[1] if refused else None
 
     def _is_absent(self, source: SourceSettings) -> bool:
-        """Return whether the source's IPv4 address is absent, or its IPv6 address if it has no IPv4."""
+        """Return whether this machine lacks the source's IPv4 address, or its IPv6 address if the source has
+        no IPv4 address.
+        """
         ip = own_address(source, ipv6=False) or own_address(source, ipv6=True)
         return self._is_missing(source.name, ip)
 
@@ -203,7 +207,7 @@ class SourceSelection:
         return bool(ip) and not self._is_missing(source.name, ip)
 
     def _is_missing(self, source: str, ip: str) -> bool:
-        """Return whether the address should not be tried now."""
+        """Return whether an address was recently found missing and should not be tried now."""
         absence = self._absences.get((source, ip))
         return absence is not None and absence.until > self._clock.monotonic()
 
@@ -220,7 +224,7 @@ class SourceSelection:
     # Results of attempts.
 
     def heard(self, terms: Terms, reply: Reply, peer: str) -> bool:
-        """Record a rejection by the peer at this address. Return true when it is about our address."""
+        """Record a reply of a peer if it rejects the source address. Return true if it does."""
         source = terms.key.source
         if source is None or not blames_address(reply):
             return False
@@ -239,12 +243,12 @@ class SourceSelection:
         return True
 
     def lost(self, source: SourceSettings, failure: SourceFailure) -> bool:
-        """Note an address that cannot be bound. Return true if the source cannot be used without it."""
+        """Record that an address cannot be bound. Return true if the source cannot be used without it."""
         self._absent(source.name, failure.ip, failure.reason)
         return self._is_absent(source)
 
     def bound(self, source: SourceSettings, peer: str) -> None:
-        """Note a connection from the source to this address of a host."""
+        """Record a successful connection from the source to this address of a host."""
         self._present(source.name, own_address(source, ipv6=":" in peer))
 
     def _present(self, source: str, ip: str) -> None:
@@ -260,8 +264,8 @@ class SourceSelection:
     # Reports for operators.
 
     def problems(self) -> tuple[str, ...]:
-        """Return the problems for `status`. The system is queried again, because no mail may have been tried
-        since.
+        """Describe the missing source addresses for `status`. The system is queried again, because no mail
+        may have been tried since.
         """
         found = []
         for (name, ip), absence in list(self._absences.items()):
@@ -278,7 +282,7 @@ class SourceSelection:
         return [structs.replace(each, at=each.at + offset, until=each.until + offset) for each in active]
 
     def penalty_counts(self) -> dict[str, int]:
-        """Return, for every source, how many destinations skip it."""
+        """Return the number of destinations for which each source is skipped."""
         counts = dict.fromkeys(self._sources, 0)
         for penalty in self.penalties():
             counts[penalty.source] = counts.get(penalty.source, 0) + 1
@@ -306,8 +310,8 @@ class SourceSelection:
 
 
 def from_elsewhere(outcome: Outcome) -> Outcome:
-    """Return the outcome of a refusal of our address while another source is left, which defers only this
-    mail.
+    """Change the outcome of a refusal of the source address so that it defers only this mail, which another
+    source may send.
     """
     reply = outcome.reply
     if outcome.verdict is Verdict.BOUNCED and not outcome.local and blames_address(reply):
@@ -319,7 +323,7 @@ def from_elsewhere(outcome: Outcome) -> Outcome:
 
 
 def sent_from(source: SourceSettings, outcome: Outcome) -> Outcome:
-    """Add the source to an outcome that reached a peer, for the log."""
+    """Add the source's name to an outcome that reached a peer, for the log."""
     return structs.replace(outcome, source=source.name) if outcome.peer else outcome
 
 

@@ -115,7 +115,7 @@ class TurnRequest(Struct, frozen=True, array_like=True):
 
 
 class LimitRequest(Struct, frozen=True, array_like=True):
-    """A worker's request to the limit authority about one zone. `everything` says that these are all claims
+    """A worker's request to the limit authority about one zone. `everything` is true if these are all claims
     of the owner, and that the answer is to contain everything it has.
 
     `unused` are turns that the owner will not take, each with its site. A request names them only once,

@@ -202,7 +202,7 @@ class LeasedTurns:
             self.last = self._turns.pop(0)
 
     def watch(self, call: Callable[[], None], *, further: bool) -> None:
-        """Call `call` when new send times are available, until `unwatch`. `further` says that the batch has
+        """Call `call` when new send times are available, until `unwatch`. `further` is true if the batch has
         had its first turn.
         """
         self._watching[call] = further
@@ -308,7 +308,7 @@ class Share(msgspec.Struct, eq=False):
     """The slots of one destination that a worker may use, and how many of them it must return when they are
     free. `batches` and `connections` are the counts of the scheduler and the pool.
 
-    `requested` is the number of slots wanted, since `requested_at`. `more` says that mail waited for the
+    `requested` is the number of slots wanted, since `requested_at`. `more` is true if mail waited for the
     destination when its last batch started.
     """
 
@@ -419,7 +419,7 @@ class ZoneAllowance:
     # Events
 
     def started(self, site: str, destination: str, *, more: bool = True) -> None:
-        """Note that a batch has started. `more` says that further deliveries wait for the destination."""
+        """Note that a batch has started. `more` is true if further deliveries wait for the destination."""
         found = self._known(site, destination)
         found.batches += 1
         found.more = more

@@ -54,8 +54,8 @@ other hosts, and servers reply to a wrong password within 10 seconds.
 
 
 class Account:
-    """The login state of one credential in one zone. `problem` says why it cannot log in, and is `""` while
-    it can.
+    """The login state of one credential in one zone. `problem` is the reason why it cannot log in, and is
+    `""` while it can.
 
     `epoch` changes with each refusal. `stale` is the digest of a token that was refused because of its age.
     """
@@ -76,7 +76,7 @@ class Account:
 
     @contextlib.asynccontextmanager
     async def one_at_a_time(self, material: str) -> AsyncIterator[None]:
-        """Hold the account for one login."""
+        """Hold the account's lock for one login."""
         try:
             async with asyncio.timeout(PATIENCE if self.is_proven(material) else None):
                 await self._lock.acquire()
@@ -89,8 +89,8 @@ class Account:
             self._lock.release()
 
     def may_try(self, material: str, now: float) -> bool:
-        """Return whether a login may start. `material` is the digest of the present secrets. True may be the
-        one try after a pause.
+        """Return whether a login may start now. `material` is the digest of the current secrets. After a
+        pause it returns true for one trial login.
         """
         if not self._failures:
             return True
@@ -103,7 +103,7 @@ class Account:
         return True
 
     def not_tried(self, epoch: int) -> None:
-        """Allow another try after one that a host ended without a refusal."""
+        """Allow another login attempt after a host ended one without refusing the credential."""
         if epoch == self.epoch:
             self._until = 0.0
 
@@ -125,7 +125,7 @@ class Account:
         self._failures += 1
 
     def accept(self, material: str) -> bool:
-        """Note an accepted login. Return true if the account had a problem before."""
+        """Record an accepted login. Return true if the account had a problem before."""
         news = bool(self.problem)
         self.forgive()
         self._proven = material
@@ -138,20 +138,24 @@ class Account:
 
     @property
     def is_known(self) -> bool:
-        """Whether the result of the last login predicts the next one."""
+        """Whether a login was tried, so that its result predicts that of the next one."""
         return bool(self._proven or self.problem)
 
     def doubt(self) -> None:
         self._proven = ""
 
     def forgive(self) -> None:
-        """Allow a try as if there had been no refusal. The problem remains until a login succeeds."""
+        """Clear the refusals, so that a login may be tried at once. The problem remains until a login
+        succeeds.
+        """
         self._failures = 0
         self._until = 0.0
 
 
 def digest(*secrets: str) -> str:
-    """Return the `material` of secrets, which detects a change but reveals no secret."""
+    """Return a digest of secrets (the `material` of a login), which changes when they change but does not
+    reveal them.
+    """
     return hashlib.sha256("\0".join(secrets).encode()).hexdigest()
 
 
@@ -164,14 +168,14 @@ class Secrets:
         """Returns the password of a mailbox of the outbox, by its zone. Raises SecretError."""
 
     async def get(self, reference: str) -> str:
-        """Return the secret behind a reference. Raise SecretError."""
+        """Return the secret to which a reference points. Raise SecretError."""
         if self.of_mailbox is not None and queue_of(reference).kind is QueueKind.MAILBOX:
             return self.of_mailbox(reference)
         return await FILES.run(read_secret, reference, self.environment)
 
 
 class _KeptToken(msgspec.Struct):
-    """A refresh token that replaces the operator's, of which there is a digest."""
+    """A stored refresh token. `replaces` is the digest of the operator's token that it replaces."""
 
     replaces: str
     refresh_token: Annotated[str, msgspec.Meta(min_length=1)]
@@ -186,7 +190,9 @@ class RefreshTokenFiles:
         self._directory = directory
 
     def current(self, credential: str, original: str) -> str:
-        """Return the token that has replaced the operator's, or the operator's own. Raise SecretError."""
+        """Return the refresh token that has replaced the operator's, or else the operator's own token
+        (`original`). Raise SecretError.
+        """
         path = self._path(credential)
         try:
             kept = msgspec.json.decode(path.read_bytes(), type=_KeptToken)
@@ -200,8 +206,8 @@ class RefreshTokenFiles:
         return kept.refresh_token if kept.replaces == digest(original) else original
 
     def replace(self, credential: str, reference: str, original: str, token: str) -> None:
-        """Store a token. `original` is the present value of `reference`. Raise SecretError if it cannot be
-        stored anywhere.
+        """Store a refresh token in place of `original`, the current value of `reference`. Raise SecretError
+        if it cannot be stored anywhere.
         """
         if reference.startswith("/"):
             with contextlib.suppress(OSError):

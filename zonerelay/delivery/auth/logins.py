@@ -66,14 +66,14 @@ class AuthDialog(Protocol):
 
 
 class NoLogin(HostFailure):
-    """No credential allows the batch to log in at any host of the zone. The attempt does not count."""
+    """The batch cannot log in at any host of the zone with any credential. The attempt does not count."""
 
     def __init__(self, reply: Reply, scope: Scope, *, address: str = "") -> None:
         super().__init__(reply, address=address, asked=False, scope=scope)
 
 
 class StaleTokenError(Exception):
-    """A token that was fetched earlier was rejected. A new one may be accepted."""
+    """A cached access token was rejected. A new one may be accepted."""
 
     def __init__(self, token: str) -> None:
         super().__init__("a token from earlier was refused")
@@ -81,7 +81,7 @@ class StaleTokenError(Exception):
 
 
 def _no_login(account: Account, scope: Scope) -> NoLogin:
-    """Return the error for mail while the account has a problem."""
+    """Return the error for mail that cannot be sent because the account has a problem."""
     where = f" at {account.host}" if account.host else ""
     why = account.problem or "the credential has changed"
     text = f"zone {account.zone} cannot log in{where}: {why}"
@@ -90,9 +90,9 @@ def _no_login(account: Account, scope: Scope) -> NoLogin:
 
 @dataclass(slots=True, eq=False)
 class Login:
-    """The login of one connection. `material` is described in `Account`. `scope` is the scope of a refusal.
+    """A login on one connection. `material` is described in `Account`. `scope` is the scope of a refusal.
 
-    `is_new` says that the secret is certainly up to date. `epoch` is the account's when the login was
+    `is_new` is true if the secret is certainly up to date. `epoch` is the account's when the login was
     permitted: a refusal since then prevents it.
     """
 
@@ -107,7 +107,7 @@ class Login:
     epoch: int
 
     async def run(self, dialog: AuthDialog, capabilities: Capabilities, *, security: str) -> None:
-        """Log in on a connection after EHLO. `security` is that of its proof.
+        """Log in on a connection after EHLO. `security` is the verified security of the connection.
 
         Raise HostFailure (including NoLogin) and StaleTokenError.
         """
@@ -162,7 +162,7 @@ class Login:
         raise self._refused(dialog, words)
 
     async def _converse(self, dialog: AuthDialog, talking: sasl.SaslConversation) -> Reply:
-        """Run the dialog and return the last reply. Raise HostFailure and SaslError."""
+        """Run the SASL dialog and return the last reply. Raise HostFailure and SaslError."""
         line = talking.begin()
         while True:
             code, text = await dialog.say(line)
@@ -261,17 +261,17 @@ class Logins:
         self._accounts.pop((name, name), None)
 
     def passwords_of_mailboxes(self, read: Callable[[str], str]) -> None:
-        """Set the reader of mailbox passwords. `read(zone)` raises SecretError."""
+        """Set the function that returns the password of a mailbox. `read(zone)` raises SecretError."""
         self._secrets.of_mailbox = read
 
     def forgive(self, zone: str) -> None:
-        """Allow an immediate login attempt, because an operator requested it."""
+        """Allow an immediate login attempt in a zone, because an operator requested one."""
         for account in self._accounts.values():
             if account.zone == zone and account.problem:
                 account.forgive()
 
     def problems(self) -> Iterator[str]:
-        """Yield one line per credential that cannot log in, or soon will not be able to, for `status`."""
+        """Yield one line for each credential that cannot log in or is about to expire, for `status`."""
         yield from self._ending
         for account in self._accounts.values():
             if account.problem:
@@ -280,7 +280,7 @@ class Logins:
                 yield f"{who}: {account.problem}"
 
     def login_states(self) -> dict[str, Figures]:
-        """Return whether accounts that have tried can log in, by zone and credential, as a metric."""
+        """Return, by zone and credential, whether the last login succeeded, as a metric."""
         states = {
             (account.zone, account.credential): float(not account.problem)
             for account in self._accounts.values()
@@ -295,7 +295,7 @@ class Logins:
     # ---- one batch ----------------------------------------------------------------------------
 
     def credential_for(self, zone: ZoneSettings, sender: str) -> CredentialSettings:
-        """Return the zone's first credential for this envelope sender. Raise NoLogin."""
+        """Return the zone's first credential that applies to this envelope sender. Raise NoLogin."""
         credential = self._credentials.get(first_for(sender, zone, self._patterns))
         if credential is not None:
             return credential
@@ -303,13 +303,17 @@ class Logins:
         raise NoLogin(Reply(451, "7.0", text), Scope.LOCAL)
 
     def explain(self, zone: ZoneSettings, sender: str) -> str:
-        """Return the credential that a zone uses for this sender, and the problem that prevents its login."""
+        """Return the credential that a zone uses for this sender, and the problem that prevents its login, if
+        any.
+        """
         name = first_for(sender, zone, self._patterns)
         account = self._accounts.get((zone.name, name))
         return f"{name}, which cannot log in: {account.problem}" if account and account.problem else name
 
     async def opening(self, terms: Terms, open_with: Callable[[Login], Awaitable[_Session]]) -> _Session:
-        """Return a session that is logged in. `open_with` connects and runs the login. Raise HostFailure."""
+        """Open a connection that is logged in, and return its session. `open_with` connects and runs the
+        login. Raise HostFailure.
+        """
         login = await self._prepare(terms)
         try:
             try:
@@ -357,8 +361,8 @@ class Logins:
         return ""
 
     async def _identity(self, credential: CredentialSettings, refused: str) -> tuple[sasl.SaslIdentity, bool]:
-        """Return the identity, and whether it is certainly up to date. The `refused` token is
-        never returned.
+        """Return the user and password or token for a login, and whether they are certainly up to date. The
+        `refused` token is never returned.
         """
         if not credential.token_url:
             return sasl.SaslIdentity(credential.user, await self._secrets.get(credential.password)), True
@@ -385,8 +389,8 @@ class Logins:
     # ---- what came of it ----------------------------------------------------------------------
 
     def _broken(self, account: Account, problem: str, material: str, *, is_final: bool) -> None:
-        """Note a login that could not be tried. `material` are the secrets that an operator has to correct if
-        it `is_final`.
+        """Record that a login could not be tried. If it `is_final`, an operator has to correct the secrets
+        `material`.
         """
         pauses = accounts.LOGIN_PAUSES if is_final else accounts.SHORT_PAUSES
         news = problem != account.problem
@@ -412,7 +416,7 @@ class Logins:
 
 
 def senders_of(credentials: Sequence[CredentialSettings]) -> Senders:
-    """Return the senders of each credential that is restricted to senders. Raise ValueError."""
+    """Return the sender patterns of each credential that is restricted to some senders. Raise ValueError."""
     return {each.name: AddressPatterns(each.sender) for each in credentials if each.sender}
 
 

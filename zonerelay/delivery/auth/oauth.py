@@ -1,4 +1,4 @@
-"""Fetches and stores access tokens for XOAUTH2, with a refresh token or the application's own secret.
+"""Fetches and caches access tokens for XOAUTH2, using a refresh token or the application's own secret.
 
 For each credential one request runs at a time, and all callers wait for the same token. A token is used until
 shortly before it expires, and is replaced before that in the background, so that no mail waits. How long the
@@ -58,8 +58,8 @@ _REFUSALS = frozenset(
 
 
 class TokenError(Exception):
-    """A token could not be fetched; the message says why. If `refused`, waiting does not help and an operator
-    has to act.
+    """A token could not be fetched. The message is the reason. If `refused` is true, only an operator can
+    solve the problem.
     """
 
     def __init__(self, text: str, *, refused: bool = False) -> None:
@@ -69,7 +69,9 @@ class TokenError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AccessToken:
-    """An access token with its expiry. `refresh_token` replaces the one that was used, unless it is `""`."""
+    """An access token with its lifetime in seconds. `refresh_token` replaces the one that was used, unless it
+    is `""`.
+    """
 
     access_token: str = field(repr=False)
     life: float
@@ -77,7 +79,7 @@ class AccessToken:
 
 
 def request_form(settings: CredentialSettings, *, client_secret: str, refresh_token: str) -> dict[str, str]:
-    """Return the form of a token request. Empty values are omitted, because servers refuse them."""
+    """Return the form fields of a token request. Empty values are omitted, because servers refuse them."""
     form = {
         "grant_type": settings.grant.value,
         "client_id": settings.client_id,
@@ -90,7 +92,9 @@ def request_form(settings: CredentialSettings, *, client_secret: str, refresh_to
 
 
 def read_answer(status: int, body: bytes, *, secrets: Sequence[str] = ()) -> AccessToken:
-    """Return the token. Raise TokenError, whose message omits the `secrets` that a server may repeat."""
+    """Return the access token from a token server's response. Raise TokenError, whose message omits the
+    `secrets` that a server may repeat.
+    """
     document = _document(body)
     if status == 200:
         return _granted(document)
@@ -129,7 +133,7 @@ def _granted(document: dict[str, object]) -> AccessToken:
 
 
 def _life(expires_in: object) -> float:
-    """Return the life of a token in seconds. Some servers write the number as text."""
+    """Return the lifetime of a token in seconds, from a response field that may be a number or a string."""
     try:
         seconds = float(expires_in) if isinstance(expires_in, int | float | str) else 0.0
     except (ValueError, OverflowError):
@@ -184,12 +188,14 @@ class TokenSource:
         self._fetching: asyncio.Task[str] | None = None
 
     async def material(self) -> tuple[str, str]:
-        """Return client secret and refresh token as they are now. Raise SecretError."""
+        """Return the current client secret and refresh token. Raise SecretError."""
         secret, _, token = await self._read()
         return secret, token
 
     async def _read(self) -> tuple[str, str, str]:
-        """Return client secret, the operator's refresh token, and the one that replaces it."""
+        """Return the client secret, the operator's refresh token, and the refresh token that has
+        replaced it.
+        """
         settings = self.settings
         secret = await self.secrets.get(settings.client_secret) if settings.client_secret else ""
         if not settings.refresh_token:
@@ -200,7 +206,9 @@ class TokenSource:
         return secret, original, await FILES.run(self.kept.current, settings.name, original)
 
     async def token(self) -> tuple[str, bool]:
-        """Return the token, and whether it was fetched just now. Raise TokenError and SecretError."""
+        """Return a valid access token, and whether it was fetched just now. Raise TokenError and
+        SecretError.
+        """
         now = self.clock.monotonic()
         if self._token and now < self._good_until:
             if now >= self._renew_at and self._fetching is None:
@@ -210,7 +218,9 @@ class TokenSource:
         return await self._fresh(), True
 
     async def another_than(self, refused: str) -> str:
-        """Return a token other than the one that a server refused. Raise the same errors as `token`."""
+        """Return an access token other than `refused`, which a server has rejected. Raise the same errors as
+        `token`.
+        """
         if self._token != refused and self.clock.monotonic() < self._good_until:
             return self._token
         return await self._fresh()
@@ -220,7 +230,7 @@ class TokenSource:
         return await asyncio.shield(self._fetching or self._begin())
 
     def forget(self) -> None:
-        """Drop the present token, which a smarthost has refused."""
+        """Discard the current access token, because a smarthost has refused it."""
         self._good_until = 0.0
 
     @property
@@ -269,8 +279,8 @@ class TokenSource:
         return grant
 
     async def _keep(self, original: str, token: str) -> None:
-        """Store a new refresh token before the access token is used, so that a crash cannot lose it. It does
-        not replace another one than the `original`, which the operator has stored since.
+        """Store a new refresh token before the access token is used, so that a crash cannot lose it. It
+        replaces only `original`, and not a token that the operator has stored since.
         """
         settings = self.settings
         try:

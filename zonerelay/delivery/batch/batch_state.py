@@ -75,11 +75,11 @@ def phase_timeouts(settings: DeliverySettings) -> Timeouts:
 
 
 class SentBody:
-    """Reads a stored body and sends it in chunks. `open` reads the first chunk before the first command to
-    the peer.
+    """Reads the body of a stored message and sends it in chunks. `open` reads the first chunk before the
+    first command to the peer.
 
-    A body of one chunk stays in memory and can be sent again. A longer body is read once, and `spent` says
-    that a new object is needed. Every method raises StoreError if the store fails or if the length is not the
+    A body of one chunk stays in memory and can be sent again. A longer body is read once, and `spent` is true
+    if a new object is needed. Every method raises StoreError if the store fails or if the length is not the
     message's. Then the message must not be completed.
     """
 
@@ -103,7 +103,7 @@ class SentBody:
             self.whole = True
 
     async def next(self) -> bytes:
-        """Return the chunk after `head`, and so on, then `b""` at the end."""
+        """Return the next chunk after `head`, or `b""` at the end."""
         self.spent = True
         return self._count(await anext(self._pieces, b""))
 
@@ -112,7 +112,7 @@ class SentBody:
         self._check(self._id)
 
     async def close(self) -> None:
-        """Release the reader. A `whole` body has been read to its end and need not be closed."""
+        """Close the reader of the body. A `whole` body has been read to its end and need not be closed."""
         await self._pieces.aclose()
 
     def _count(self, piece: bytes) -> bytes:
@@ -125,8 +125,8 @@ class SentBody:
 async def run_transaction(
     transaction: ClientTransaction, protocol: ClientProtocol, body: SentBody, timeouts: Timeouts
 ) -> None:
-    """Run the transaction until it is DONE. Only CancelledError, ClaimLostError, and exceptions that are bugs
-    are raised.
+    """Run a transaction on a connection until its phase is DONE. Only CancelledError, ClaimLostError, and
+    exceptions that are bugs are raised.
     """
     try:
         body.check_claim()
@@ -164,7 +164,9 @@ def unreadable(error: StoreError) -> Reply:
 
 
 async def _write(command: bytes, protocol: ClientProtocol, body: SentBody, timeout: float) -> None:
-    """Write a command, which may be the last BDAT with its chunk. Then the last CRLF waits for the rest."""
+    """Write a command. If it is the last BDAT with its chunk, the last CRLF is written only after all other
+    bytes were sent.
+    """
     if len(command) > MOST_AT_ONCE:
         body.check_claim()
         protocol.write(command[:-2])
@@ -184,7 +186,9 @@ def _send_whole(body: SentBody, protocol: ClientProtocol) -> bool:
 
 
 async def _send(body: SentBody, protocol: ClientProtocol, timeout: float) -> bool:
-    """Send a longer body as `_send_whole` does. It may be read while it is sent."""
+    """Send a body of more than one chunk, and the final dot. The body may be read while it is sent. Return
+    false if the peer has already replied.
+    """
     stuffer = DotStuffer(plain=body.plain_lines)
     piece = stuffer.feed(body.head)
     while not body.whole and (following := await body.next()):
@@ -240,16 +244,17 @@ PATIENCE = 3600.0
 
 
 class NoTurnError(Exception):
-    """The rate does not allow another transaction soon."""
+    """The rate limit does not allow another transaction soon."""
 
 
 class BatchState:
-    """The state of one batch. `message` is what is sent: the stored message, or the zone's rendition of it.
+    """The state of one batch during an attempt. `message` is what is sent: the stored message, or the zone's
+    rendition of it.
 
-    `source_unfit` says that this machine lacks the source's address, or that the source shares no address
-    family with the hosts. `family_missed` says that the source shares no address family with at least one
-    host. `unfit` are the names of the sources that were excluded for these reasons. `address_blamed` says
-    that a peer has refused the source's address because of its reputation.
+    `source_unfit` is true if this machine lacks the source's address, or if the source shares no address
+    family with the hosts. `family_missed` is true if the source shares no address family with at least one
+    host. `unfit` are the names of the sources that were excluded for these reasons. `address_blamed` is true
+    if a peer has refused the source's address because of its reputation.
     """
 
     def __init__(
@@ -289,12 +294,12 @@ class BatchState:
         """The latest host whose TLS does not meet the message's demand, although other mail demands less."""
 
     def send(self, rendered: RenderedMessage) -> None:
-        """Use this rendition instead of the stored message. Call it before anything is sent."""
+        """Send this rendition instead of the stored message. Call it before anything is sent."""
         self.message, self._read_body = rendered.message, rendered.read_body
         self.body = SentBody(self._read_body, self.message, self._check_claim)
 
     def wants_conversion(self, session: OutgoingSession) -> bool:
-        """Return whether this peer accepts the message only in seven bits, and no conversion was tried."""
+        """Return whether this peer accepts the message only as 7-bit, and no conversion was tried yet."""
         message, capabilities = self.message, session.capabilities
         if self._conversion_tried:
             return False
@@ -305,8 +310,8 @@ class BatchState:
         )
 
     async def convert(self, renderer: Renderer) -> None:
-        """Use the message in seven bits from now on, if the zone allows it and nothing is lost. Raise
-        StoreError and RenderError.
+        """Convert the message to 7-bit, if the zone allows it and no content is lost. Raise StoreError and
+        RenderError.
         """
         self._conversion_tried = True
         rendered = await renderer.in_seven_bits(self.batch.zone, self.batch.message)
@@ -370,7 +375,7 @@ class BatchState:
         self.open = []
 
     def host_failed(self, host: str, failure: HostFailure, *, counts: bool = True) -> None:
-        """Note that a host could not be used. A later such host replaces the outcome of an earlier one. If
+        """Record that a host could not be used. A later such host replaces the outcome of an earlier one. If
         `counts` is false, it is not counted as an attempt.
 
         An error of the relay itself (scope LOCAL) does not replace a deferral by a host.
@@ -396,8 +401,8 @@ class BatchState:
         self.open = []
 
     def undecided(self, outcome: Outcome) -> None:
-        """Record this deferral for the open recipients that no host has deferred, because some hosts were not
-        tried.
+        """Record this deferral for the open recipients that no host has deferred yet, because some hosts were
+        not tried.
         """
         for index in self.open:
             known = self._tentative[index]
@@ -405,8 +410,8 @@ class BatchState:
                 self._tentative[index] = outcome
 
     def _refuse_open(self, reply: Reply, peer: Peer) -> None:
-        """Bounce the open recipients: the peer announced that it would refuse the message, so
-        it is not sent.
+        """Bounce the open recipients without sending the message, because the peer announced that it would
+        refuse it.
         """
         self.settle_open(
             Outcome(Verdict.BOUNCED, reply, Scope.MESSAGE, peer.host, peer.address, peer.tls, local=True)
@@ -414,8 +419,8 @@ class BatchState:
 
     def _unsupported(self, indices: Sequence[int], reply: Reply, peer: Peer, *, for_now: bool) -> None:
         """Record that this host lacks an extension that the recipients require. The bounce is final only if
-        every host of the route does. `for_now` says that the host may offer more later, so that they are
-        deferred.
+        every host of the route lacks it. If `for_now` is true, the host may offer more later, so the
+        recipients are deferred.
         """
         verdict = Verdict.BOUNCED
         if for_now:
@@ -460,7 +465,7 @@ class BatchState:
         self.open = [index for index in self.open if self._known[index] is None]
 
     def _leave_out(self, indices: Sequence[int], peer: Peer) -> None:
-        """Note that the recipients need another transaction."""
+        """Record that the recipients need another transaction."""
         later = Outcome(
             Verdict.DEFERRED, OVERFLOW, Scope.RECIPIENT, peer.host, peer.address, peer.tls, counts=False
         )
@@ -468,8 +473,8 @@ class BatchState:
             self._tentative[index] = later
 
     def outcomes(self, otherwise: Outcome) -> list[Outcome]:
-        """Return the result. If a host has replied for some recipients, the others get no outcome of scope
-        HOST.
+        """Return the final outcomes of all recipients in order, with `otherwise` for those without one. If a
+        host has replied for some recipients, the others get no outcome of scope HOST.
         """
         answered = self.answered
         for index in self.open:
@@ -512,7 +517,7 @@ class BatchState:
         return self._is_young and not session.has_taken_mail
 
     def _within_limits(self, servable: list[int], session: OutgoingSession) -> list[int]:
-        """Return the recipients that the next transaction may name, or none if the connection cannot serve
+        """Return the recipients that the next transaction may name, or none if this connection cannot serve
         them.
         """
         zone, deliveries, limits = self.batch.zone, self.batch.deliveries, session.capabilities.limits
@@ -546,8 +551,8 @@ PASSWORDS_OFF = "7.30"
 def without_auth_bounces(
     outcomes: Sequence[Outcome | None], zone: str, *, require_tls: bool
 ) -> list[Outcome | None]:
-    """Return the outcomes of a transaction with a next hop, with deferrals instead of bounces for a missing
-    or wrong login. `require_tls` says that the message demands TLS of every hop.
+    """Replace bounces that a next hop gave for a missing or wrong login by deferrals. `require_tls` is true
+    if the message requires TLS on every hop.
     """
     return [None if each is None else _without_auth_bounce(each, zone, require_tls) for each in outcomes]
 
@@ -577,7 +582,7 @@ def _without_auth_bounce(outcome: Outcome, zone: str, require_tls: bool) -> Outc
 def _of_one_domain(
     domains: set[str], deliveries: Sequence[Delivery], wanted: list[int], most: int | None
 ) -> list[int]:
-    """Return the recipients in the first domain that the connection may still name."""
+    """Return the recipients in the first domain for which the connection may still name recipients."""
     if len(wanted) == 1 and most is None:  # the usual case
         return wanted
     for index in wanted:
@@ -588,7 +593,9 @@ def _of_one_domain(
 
 
 def _has_room(domains: set[str], domain: str, most: int) -> bool:
-    """Return true if the connection has named the domain or may name it. The domain counts from then on."""
+    """Return true if recipients in the domain may be named on the connection, and count the domain if it is
+    new.
+    """
     if len(domains) < most:
         domains.add(domain)
     return domain in domains

@@ -117,7 +117,7 @@ class SmtpCourier:
         self.pool = ConnectionPool(quit_timeout=settings.quit_timeout, shared=self.shared)
 
     def learned(self, address: str) -> tuple[str, ...]:
-        """Return the adjustments for an address (`ip:port`) that result from the host's earlier behavior."""
+        """Describe how a host at this address (`ip:port`) is treated because of its earlier behavior."""
         lines = []
         if (most := self._limits.most(address)) is not None:
             lines.append(f"a connection ends after {most} messages: the host refused more")
@@ -128,7 +128,7 @@ class SmtpCourier:
         return tuple(lines)
 
     def phase_of(self, key: DeliveryKey) -> tuple[str, float] | None:
-        """Return the phase of an attempt and its time limit in seconds (0 if unknown)."""
+        """Return the current phase of an attempt and its time limit in seconds (0 if unknown)."""
         for state in self._carried:
             batch = state.batch
             if key.message_id == batch.message.id and any(key == each.key for each in batch.deliveries):
@@ -140,7 +140,7 @@ class SmtpCourier:
         return None
 
     def join(self) -> None:
-        """Let a transcript that has just begun record the transactions in state."""
+        """Record the active transactions in a transcript that has just begun."""
         for state in self._carried:
             if state.exchange is None:
                 continue
@@ -210,7 +210,9 @@ class SmtpCourier:
             await self._attempt(state)
 
     def _next_hop_key(self, batch: Batch) -> ConnectionKey:
-        """Return the key with the batch's next hop and credential. Raise NoLogin."""
+        """Return the key of the connections that a batch may use, with its next hop and credential. Raise
+        NoLogin.
+        """
         zone, credential = batch.zone, None
         if zone.credentials:
             credential = self.logins.credential_for(zone, batch.message.envelope.sender)
@@ -272,7 +274,7 @@ class SmtpCourier:
     async def _open(
         self, state: BatchState, slot: Slot, host: MxHost, ip: str, plan: TlsRequirements
     ) -> OutgoingSession | HostFailure:
-        """Return a new connection, which then owns the slot, or the reason why there is none."""
+        """Open a connection, which then owns the slot, or return the reason why that failed."""
         terms = state.terms
         state.opening = f"{host.name} [{join_port(ip, host.port)}]"
         slot.record = self._record(state, host.name, join_port(ip, host.port), None)
@@ -376,7 +378,9 @@ class SmtpCourier:
         state.source_unfit = state.source_unfit or (state.family_missed and not found)
 
     async def _addresses_of(self, host: MxHost, state: BatchState) -> Addresses:
-        """Return the addresses that the batch's source can reach. Raise HostFailure if there are none."""
+        """Return the addresses of a host that the batch's source can reach. Raise HostFailure if there are
+        none.
+        """
         found = Addresses((host.name,))
         if not host.literal:
             found = await self.resolver.addresses(host.name, ipv6=state.batch.zone.ipv6)
@@ -482,7 +486,9 @@ class SmtpCourier:
         return suspect is not None
 
     def _hear(self, transaction: ClientTransaction, session: OutgoingSession, state: BatchState) -> None:
-        """Note replies that refuse our address. Recipients of one transaction usually share their reply."""
+        """Record replies that refuse the source address. Recipients of one transaction usually share their
+        reply.
+        """
         replies = {
             outcome.reply
             for outcome in transaction.outcomes
@@ -494,8 +500,8 @@ class SmtpCourier:
 
 
 def _for_its_tls(outcome: Outcome, host: str, failure: HostFailure) -> Outcome:
-    """Return the outcome for a message that demands more TLS than other mail. It says nothing about the
-    hosts, which other mail may reach (RFC 8689 4.2.1).
+    """Return the outcome for a message that requires stricter TLS than other mail. It applies to the message
+    only, because other mail may reach the hosts (RFC 8689 4.2.1).
     """
     if outcome.scope is not Scope.HOST:
         return outcome

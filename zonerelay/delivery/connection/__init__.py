@@ -1,4 +1,4 @@
-"""Connections to peers: `session` opens them, reads and writes, and `pool` counts and keeps them.
+"""Connections to peers: `session` opens and uses them, and `pool` counts them and keeps idle ones.
 
 `session_limits` orders hosts and learns what a host accepts on one connection.
 

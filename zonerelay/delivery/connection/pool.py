@@ -1,4 +1,4 @@
-"""The pool of connections between transactions: which stay idle, and which are closed.
+"""The pool of connections between transactions: decides which stay idle and which are closed.
 
 - The connection that became idle last is reused first, so that few connections stay in use and the others
   time out.
@@ -63,7 +63,7 @@ AllowanceOf = Callable[[str], ZoneAllowance]
 
 
 class _DestinationSlots(msgspec.Struct):
-    """The connections of one destination, and its limit when it was last checked."""
+    """The number of connections of one destination, and its limit at the last check."""
 
     limit: int = 0
     open: int = 0
@@ -91,18 +91,19 @@ class ConnectionPool:
         self._closed = False
 
     def open_connections(self, label: str) -> int:
-        """Count the connections of all zones that have this label in metrics."""
+        """Return the number of connections in all zones that have this label in metrics."""
         return sum(count for name, count in self._open_in.items() if queue_of(name).label == label)
 
     def open_at(self, terms: Terms) -> int:
-        """Return the number of connections to the route's hosts, without those that are being closed."""
+        """Return the number of connections to the route's hosts, excluding those that are being closed."""
         site = terms.route.site
         closing = sum(slot.site == site for slot in self._closing[terms.zone.name])
         return sum(line.open for line in self._at_site.get(site, {}).values()) - closing
 
     async def next_idle(self, terms: Terms, timeout: float) -> OutgoingSession | None:
-        """Wait until a connection is idle or none to the hosts is open. Return the idle one, or None. Idle
-        connections on other terms (another source address) are closed: they only use up what the host allows.
+        """Wait until a connection is idle and return it, or return None when no connection to the hosts is
+        open. Idle connections on other terms (another source address) are closed, because they count towards
+        the host's limit.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -138,8 +139,8 @@ class ConnectionPool:
             self._leave_line(terms.zone.name, place)
 
     def give_back(self, session: OutgoingSession, *, more: bool = False) -> None:
-        """Keep or close a connection after a transaction. `more` says that the next transaction follows at
-        once.
+        """Return a connection to the pool after a transaction, or close it. `more` is true if the next
+        transaction follows at once.
 
         Every command on the connection must have received its reply.
         """
@@ -155,13 +156,13 @@ class ConnectionPool:
             self._keep(session, session.terms.zone.connection_idle_timeout, more=more)
 
     def abort(self, session: OutgoingSession) -> None:
-        """Close a connection on which a command has no reply."""
+        """Close a connection immediately, although a command has not received its reply."""
         if not session.slot.released:
             self._closing[session.slot.zone][session.slot] = asyncio.get_running_loop().time()
         session.protocol.abort()
 
     def relieve(self, zone: str) -> None:
-        """Close idle connections that other workers wait for."""
+        """Close idle connections in a zone, because other workers are waiting for their slots."""
         if self._shared is None:
             return
         allowance = self._shared(zone)
@@ -179,8 +180,8 @@ class ConnectionPool:
                 self._dismiss(session)
 
     async def clear(self, route: Route) -> bool:
-        """Close the idle connections to the route's hosts and wait until the hosts have noticed. Return false
-        if there were none.
+        """Close the idle connections to the route's hosts and wait until their sockets are closed. Return
+        false if there were none.
         """
         there = self._idle_at(route)
         for session in there:
@@ -192,8 +193,8 @@ class ConnectionPool:
         return bool(there)
 
     async def close(self) -> None:
-        """Close idle connections, and wait until they and those that were closing are closed. Active ones are
-        closed when they are given back.
+        """Close all idle connections and wait until they, and connections that were already closing, are
+        closed. Active connections are closed when they are given back.
         """
         self._closed = True
         self.close_idle()
@@ -207,7 +208,7 @@ class ConnectionPool:
     # Idle connections.
 
     def take(self, terms: Terms) -> OutgoingSession | None:
-        """Return an idle connection, or None."""
+        """Return an idle connection for these terms, or None."""
         pool_key = terms.pool_key
         while waiting := self._idle_of.get(pool_key):
             slot, session = waiting.popitem()
@@ -318,7 +319,9 @@ class ConnectionPool:
         )
 
     def _may_keep(self, slot: Slot) -> bool:
-        """Return false if another worker is to have the connection after its transaction."""
+        """Return false if a connection must be closed after its transaction because another worker needs its
+        slot.
+        """
         return self._shared is None or self._shared(slot.zone).may_keep(slot.site, slot.line)
 
     def _slot(self, terms: Terms) -> Slot:
@@ -345,7 +348,7 @@ class ConnectionPool:
             self._dismiss(min(longest, key=lambda each: (each.expects_more, each.transactions > 1)))
 
     def _evict_at(self, route: Route) -> None:
-        """Close an idle connection at the site, of the same destination if there is one."""
+        """Close an idle connection at the route's site, preferably one of the same destination."""
         if there := self._idle_at(route):
             own = (session for session in there if session.slot.line == route.destination)
             self._dismiss(next(own, there[0]))
@@ -372,11 +375,13 @@ class ConnectionPool:
         self.wake()
 
     def wake(self) -> None:
-        """Let the waiters look again, because capacity may have become free, here or at another worker."""
+        """Wake all tasks that wait for a connection, because this or another worker may have released one."""
         self._changed.set()
         self._changed.clear()
 
 
 def _ahead(line: dict[object, None], place: object) -> int:
-    """Return the number of places in the queue ahead of a place, or all of them if it is not in the queue."""
+    """Return the number of waiters ahead of a place in the queue, or all of them if the place is not in the
+    queue.
+    """
     return next((number for number, each in enumerate(line) if each is place), len(line))

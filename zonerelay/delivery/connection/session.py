@@ -133,7 +133,7 @@ class ClientProtocol(asyncio.Protocol):
 
     @property
     def skipped(self) -> str:
-        """A line that was skipped because it has no code, or `""`."""
+        """The last line that was skipped because it had no reply code, or `""`."""
         return self._parser.skipped
 
     @property
@@ -143,7 +143,7 @@ class ClientProtocol(asyncio.Protocol):
 
     @property
     def time_left(self) -> float:
-        """The seconds until the present wait ends."""
+        """The number of seconds until the current wait times out."""
         return max(self._deadline - self._loop.time(), 0.0)
 
     def write(self, data: bytes) -> None:
@@ -221,8 +221,8 @@ class ClientProtocol(asyncio.Protocol):
                 waiter.set_result(None)
 
     def _change(self) -> asyncio.Future[None]:
-        """Return a future that is done after the next event, while the timer runs. Raise ConnectionLostError
-        afterwards.
+        """Return a future that is done after the next event on the connection. Raise ConnectionLostError when
+        the time limit has expired.
         """
         if self._timer is None:
             raise ConnectionLostError("timed out waiting")
@@ -248,8 +248,8 @@ class ClientProtocol(asyncio.Protocol):
 
 
 class Slot(msgspec.Struct, eq=False):
-    """A connection slot: the right to have one connection. `release` may be called more than once. `record`
-    is that of a transcript.
+    """The right to have one connection. `release` may be called more than once. `record` is the transcript of
+    the connection, if any.
     """
 
     zone: str
@@ -266,7 +266,7 @@ class Slot(msgspec.Struct, eq=False):
 
 
 class OpeningStep(StrEnum):
-    """The phase of a new connection, which is named in errors."""
+    """The phases of opening a connection, as named in errors."""
 
     GREETING = "the greeting"
     EHLO = "EHLO"
@@ -274,7 +274,7 @@ class OpeningStep(StrEnum):
 
 
 class TlsFailure(HostFailure):
-    """The host does not provide the required TLS. `unanswered` says that it did not answer the first message
+    """The host does not provide the required TLS. `unanswered` is true if it did not answer the first message
     of the handshake, or closed the connection.
     """
 
@@ -322,7 +322,7 @@ class OutgoingSession:
         self.max_transactions = min(most, self.capabilities.limits.mailmax or most)
 
     def suits(self, terms: Terms) -> bool:
-        """Return whether the connection may carry mail on these terms, whose pool key equals its own."""
+        """Return whether the connection may carry mail on terms with the same pool key."""
         only_for = self.proof.only_for
         return self.terms.cover(terms) and (not only_for or terms.route.name == only_for)
 
@@ -345,8 +345,8 @@ class SessionOpener:
     async def open(
         self, terms: Terms, host: MxHost, ip: str, slot: Slot, plan: TlsRequirements
     ) -> OutgoingSession:
-        """Return a session, which owns the slot and releases it with its socket. After an exception the
-        caller owns it.
+        """Open a connection to a host's address and return its session, which owns the slot and releases it
+        when the socket is closed. After an exception the caller owns it.
         """
 
         def open_with(login: Login | None) -> Awaitable[OutgoingSession]:
@@ -383,7 +383,9 @@ class SessionOpener:
     async def _open_asking_twice(
         self, key: str, plan: TlsRequirements, attempt: _OpenAttempt
     ) -> OutgoingSession:
-        """Open a session. A host that does not answer the handshake is tried once more with a smaller one."""
+        """Open a session. If the host does not answer the TLS handshake, it is tried once more with a smaller
+        handshake.
+        """
         try:
             return await attempt(plan)
         except TlsFailure as failure:
@@ -505,7 +507,9 @@ class _Greeter:
         self._transport: asyncio.Transport | None = None
 
     async def run(self) -> Capabilities:
-        """Return the extensions of the server when the connection meets the plan. Raise HostFailure."""
+        """Prepare the connection as the plan requires and return the server's extensions. Raise
+        HostFailure.
+        """
         await self._connect()
         if self.plan.on_connect:
             self._prove()
@@ -557,7 +561,7 @@ class _Greeter:
         return self._transport
 
     def hand_over(self) -> asyncio.Transport:
-        """Return the open transport and keeps no reference to it. Raise HostFailure."""
+        """Return the open transport, which then belongs to the caller. Raise HostFailure."""
         transport = self.open_transport()
         if self._reader.parser.has_input:
             text = f"{self.address} sent an unsolicited reply"
@@ -577,7 +581,7 @@ class _Greeter:
 
     @property
     def skipped(self) -> str:
-        """Return a line that was skipped because it has no code, or `""`."""
+        """Return the last line that was skipped because it had no reply code, or `""`."""
         return self._reader.parser.skipped
 
     def abort(self) -> None:
@@ -629,7 +633,7 @@ class _Greeter:
         return True
 
     def _prove(self) -> None:
-        """Check the peer's identity before any command inside TLS."""
+        """Verify the peer's identity before any command is sent over TLS."""
         tls = self.open_transport().get_extra_info("ssl_object")
         try:
             self.proof = tls_plan.prove(self.plan, tls, now=self.tls.clock.now())
@@ -677,7 +681,9 @@ class _Greeter:
         return TlsFailure(Reply(451, "7.5", text), address=self.address)
 
     def _failure(self, phase: OpeningStep, error: Exception) -> HostFailure:
-        """Return a transient error: the failure is about the host, and no mail has been mentioned yet."""
+        """Return the error for a failure in this phase. It is temporary and about the host, because no mail
+        has been mentioned yet.
+        """
         said = None
         if self.record is not None and not isinstance(error, aiosmtplib.SMTPResponseException):
             self.record.note(f"{phase}: {error or type(error).__name__}")

@@ -1,5 +1,5 @@
 """Learns limits that a host does not announce (messages per session, concurrent sessions) and which of its
-extensions work, and orders hosts by success. No I/O.
+extensions work. Orders hosts by success. No I/O.
 
 Some hosts refuse MAIL, RCPT or DATA when a connection has carried enough messages (Stalwart: 452 4.4.5 at
 DATA), and MAIL when the client has too many connections (432 4.3.2). The reply looks like a refusal of the
@@ -67,7 +67,7 @@ PROBE_TIME = 60.0
 
 
 class _DownHost(msgspec.Struct):
-    """A host that is considered down, and until when."""
+    """A host that is considered down, and the time until which it is tried last."""
 
     failures: int = 0
     probed: bool = True
@@ -75,7 +75,7 @@ class _DownHost(msgspec.Struct):
 
 
 class HostOrder:
-    """Orders hosts so that working ones come first, and remembers those that are down."""
+    """Orders the hosts of a route so that working ones come first, and remembers hosts that are down."""
 
     def __init__(self, clock: Clock, random: random_module.Random) -> None:
         self._clock = clock
@@ -83,8 +83,8 @@ class HostOrder:
         self._down: BoundedDict[str, _DownHost] = BoundedDict(MAX_REMEMBERED)
 
     def first_of(self, route: Route) -> str:
-        """Return one of the most preferred hosts that are not known to be dead, for `ConnectionKey.host`.
-        This starts no probe.
+        """Return one of the most preferred hosts that are not known to be down, for `ConnectionKey.host`.
+        Does not start a probe.
         """
         most = route.hosts[0].preference if route.hosts else 0
         best = [_name(host) for host in route.hosts if host.preference == most]
@@ -94,7 +94,9 @@ class HostOrder:
         return self._random.choice(best) if best else ""
 
     def hosts(self, terms: Terms, again: str = "") -> Iterator[MxHost]:
-        """Yield the route's hosts in the order in which they are tried, the one named `again` first."""
+        """Yield the route's hosts in the order in which to try them, beginning with the host `again` if it is
+        given.
+        """
         yield from (host for host in terms.route.hosts if again and host.name == again)
         first = terms.key.host
         for _, equal in groupby(terms.route.hosts, key=lambda host: host.preference):
@@ -105,8 +107,8 @@ class HostOrder:
             yield from (host for host in group if host.name != again)
 
     def is_down(self, host: MxHost, ip: str) -> bool:
-        """Return whether the address is tried last. Call it right before the attempt: after the address's
-        time the first call starts its probe and returns false.
+        """Return whether the address should be tried after all others. Call it right before the attempt:
+        after the address's time the first call starts its probe and returns false.
         """
         down = self._down.get(join_port(ip, host.port)) if self._down else None
         if down is None:
@@ -119,14 +121,12 @@ class HostOrder:
         return False
 
     def talked(self, host: MxHost, ip: str) -> None:
-        """Note that the host accepted a connection and answered like a mail server."""
+        """Record that the host accepted a connection and answered like a mail server."""
         for key in _keys(host, ip) if self._down else ():
             self._down.pop(key, None)
 
     def failed(self, host: MxHost, ip: str, failure: HostFailure) -> None:
-        """Note a failure. Connections that fail at the same time count as one failure, not as several
-        doublings.
-        """
+        """Record that a host has failed. Connections that fail at the same time count as one failure."""
         if not failure.down:
             if failure.asked:
                 self.talked(host, ip)
@@ -192,7 +192,7 @@ class Suspect(msgspec.Struct, frozen=True):
 
 
 class _LearnedLimit(msgspec.Struct):
-    """How many messages one host accepts on a connection."""
+    """The number of messages that one host accepts on a connection."""
 
     most: int
     until: float
@@ -219,7 +219,7 @@ class SessionLimits:
         return host.most
 
     def apply(self, session: OutgoingSession) -> None:
-        """End the session after the known number of messages."""
+        """Limit the session to the number of messages that the host is known to accept."""
         most = self.most(session.peer.address)
         if most is not None:
             session.max_transactions = min(session.max_transactions, most)
@@ -253,7 +253,8 @@ class SessionLimits:
     def still_suspect(
         self, suspect: Suspect, session: OutgoingSession, transaction: ClientTransaction, *, others: int
     ) -> Suspect | None:
-        """Learn from the transaction that follows a suspect refusal, on another connection to the address.
+        """Learn the cause of a suspect refusal from the next transaction, on another connection to the
+        address.
 
         Return None if it has shown what the refusal was about. `others` has the same meaning as in `suspect`.
         """
@@ -303,12 +304,12 @@ class SessionLimits:
 
 
 def comparable(reply: Reply) -> str:
-    """Return a reply without the parts that differ between two recipients or two messages."""
+    """Return a reply as text without the parts that may differ between recipients or messages."""
     return f"{reply.code} {reply.detail} {_VARIABLE.sub('*', reply.text[:MAX_TEXT])}"
 
 
 class UsedExtensions:
-    """Remembers which extensions of a host work."""
+    """Remembers which SMTP extensions of a host work, and selects those that are used."""
 
     def __init__(self, clock: Clock) -> None:
         self._without_bdat = {failure: ExpiringSet[str](clock, REMEMBER_FOR) for failure in BdatFailure}
@@ -320,7 +321,9 @@ class UsedExtensions:
         return next((failure for failure, hosts in self._without_bdat.items() if address in hosts), "")
 
     def few_parameters(self, address: str) -> bool:
-        """Return true if a host has refused parameters that it offers, and accepted mail without them."""
+        """Return true if a host has refused command parameters that it offers, and accepted mail without
+        them.
+        """
         return address in self._few_parameters
 
     def allow(self, session: OutgoingSession) -> None:
@@ -337,7 +340,7 @@ class UsedExtensions:
             session.protocol.on_surplus = functools.partial(surplus.add, address)
 
     def learn(self, session: OutgoingSession, transaction: ClientTransaction) -> None:
-        """Learn from a finished transaction."""
+        """Record from a finished transaction which extensions of the host work."""
         if transaction.parameters_refused:
             session.capabilities = structs.replace(session.capabilities, few_parameters=True)
         elif session.capabilities.few_parameters and transaction.delivered:

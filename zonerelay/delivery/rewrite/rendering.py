@@ -51,7 +51,7 @@ from zonerelay.telemetry.events.events import Events
 
 
 class Conversion(msgspec.Struct, frozen=True):
-    """The conversion of a message and the resulting size."""
+    """How a message is converted, and its size after the conversion."""
 
     plan: ConversionPlan
     size: int
@@ -70,8 +70,8 @@ class Conversion(msgspec.Struct, frozen=True):
 async def conversion_of(
     message_id: MessageId, read_body: ReadBody, *, seven_bit: bool, signed_too: bool
 ) -> Conversion | None:
-    """Return the conversion that the message needs, or None if it needs none. It is read once, or twice if it
-    must be converted. Raise NotConvertibleError and StoreError.
+    """Return the conversion that a message needs, or None if it needs none. The body is read once, or twice
+    if it must be converted. Raise NotConvertibleError and StoreError.
     """
     survey = ConversionSurvey(seven_bit=seven_bit)
     async with aclosing(read_body(message_id)) as pieces:
@@ -90,7 +90,7 @@ async def conversion_of(
 
 
 async def _converted(plan: ConversionPlan, pieces: Pieces) -> Pieces:
-    """Yield the message as it is written. No chunk is empty."""
+    """Yield the converted message in chunks. No chunk is empty."""
     writer = Encoder(plan)
     async with aclosing(pieces):
         while piece := await anext(pieces, b""):
@@ -156,7 +156,9 @@ class DkimSigner(RepeatedWork):
                     future.set_exception(signature)
 
     def close(self) -> None:
-        """End the thread. Waiting signatures are cancelled, later ones are made on the loop."""
+        """Stop the signing thread. Waiting signatures are cancelled, and later ones are made on the event
+        loop.
+        """
         self._threaded = False
         while self._waiting:
             self._waiting.popleft()[1].cancel()
@@ -183,7 +185,7 @@ CheckClaim = Callable[[MessageId], None]
 
 
 async def _hash_of(pieces: Pieces) -> str:
-    """Return the hash of a body in DKIM's relaxed form."""
+    """Return the DKIM body hash for relaxed canonicalization."""
     body = dkim.RelaxedBody()
     async with aclosing(pieces):
         async for piece in pieces:
@@ -192,7 +194,7 @@ async def _hash_of(pieces: Pieces) -> str:
 
 
 async def _spliced(header: bytes, pieces: Pieces, skipped: int) -> Pieces:
-    """Yield `header`, then the pieces without their first `skipped` bytes. No chunk is empty."""
+    """Yield the chunks with `header` in place of their first `skipped` bytes. No chunk is empty."""
     async with aclosing(pieces):
         async for piece in pieces:
             rest, skipped = piece[skipped:], max(skipped - len(piece), 0)
@@ -236,14 +238,14 @@ class SigningKeys(Protocol):
 
 
 class RenderedMessage(msgspec.Struct, frozen=True):
-    """The message and body that are sent instead of the stored ones."""
+    """A message and its body, as sent instead of the stored ones."""
 
     message: Message
     read_body: ReadBody
 
 
 class _ZoneChanges(msgspec.Struct, frozen=True):
-    """The changes that one zone makes to messages."""
+    """The changes that one zone makes to every message, from its settings."""
 
     zone: ZoneSettings
     add: tuple[tuple[str, str], ...]
@@ -407,8 +409,8 @@ class Renderer:
     async def _conversion(
         self, zone: ZoneSettings, message: Message, *, seven_bit: bool
     ) -> Conversion | None:
-        """Return the conversion of the message. Raise StoreError, and NotConvertibleError if seven bits are
-        needed.
+        """Return the conversion of the message, or None if it needs none. Raise StoreError, and
+        NotConvertibleError if 7-bit is required.
         """
         if not (seven_bit or _needs_repair(zone, message)):
             return None
@@ -461,7 +463,9 @@ class Renderer:
     async def _signature(
         self, plan: _ZoneChanges, message: Message, header: bytes, body: Pieces, now: float
     ) -> bytes:
-        """Return the fields to prepend. Raise RenderError if the zone requires a signature and has no key."""
+        """Return the DKIM-Signature fields to prepend, or nothing if the message is not signed. Raise
+        RenderError if the zone requires a signature and has no key.
+        """
         if plan.keys is None:
             self._not_signed(plan, "there are no keys")
             return b""
@@ -485,7 +489,9 @@ class Renderer:
         return fields
 
     def _not_signed(self, plan: _ZoneChanges, why: str) -> None:
-        """Handle a missing signature. If the zone requires one, report it once and raise RenderError."""
+        """Handle a message that cannot be signed. If the zone requires a signature, report it once and
+        raise RenderError.
+        """
         if plan.zone.dkim is not DkimMode.REQUIRED:
             return
         zone = plan.zone.name
@@ -496,8 +502,8 @@ class Renderer:
 
 
 def _needs_repair(zone: ZoneSettings, message: Message) -> bool:
-    """Return whether a line of the message is too long and the message is not from an
-    unauthenticated client.
+    """Return whether a message has lines that are too long and must be converted. Messages of unauthenticated
+    clients are left unchanged.
     """
     return (
         message.long_lines
@@ -507,6 +513,6 @@ def _needs_repair(zone: ZoneSettings, message: Message) -> bool:
 
 
 def _rules(fields: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Split `Name: value` texts for `edit_header`."""
+    """Split texts of the form `Name: value` into pairs of a name and a value."""
     parts = (field.partition(":") for field in fields)
     return tuple((name, value.strip()) for name, _, value in parts)

@@ -1,4 +1,4 @@
-"""Verifies certificate chains up to an authority that the caller names.
+"""Verifies certificate chains up to trust anchors that the caller provides.
 
 OpenSSL checks signatures, dates and the right to sign; the authority need not be self-signed (PARTIAL_CHAIN).
 The `ssl` module cannot do this, because it verifies during the handshake, against one store for all
@@ -28,8 +28,8 @@ _UNREADABLE = (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.Un
 
 
 def verify(chain: Sequence[bytes], anchors: Sequence[bytes], *, now: float) -> None:
-    """Check that one of `anchors` has signed the first certificate, through the others, and that all dates
-    are valid.
+    """Verify that a chain of signatures leads from one of `anchors` to the first certificate, and that all
+    dates are valid.
 
     `chain` and `anchors` are DER; `now` is Unix time. Raise UntrustedCertificateError.
     """
@@ -62,7 +62,7 @@ def _is_for_servers(der: bytes) -> bool:
 
 
 def names(der: bytes) -> tuple[str, ...]:
-    """Return the DNS names, or the common name if there are none (RFC 7672 3.2.3). Raise
+    """Return the DNS names of a certificate, or its common name if it has none (RFC 7672 3.2.3). Raise
     UntrustedCertificateError.
     """
     try:
@@ -81,7 +81,7 @@ def names(der: bytes) -> tuple[str, ...]:
 
 
 def is_signed_by(der: bytes, key_der: bytes) -> bool:
-    """Return whether the private half of this public key has signed the certificate."""
+    """Return whether the certificate was signed with the private key that belongs to this public key."""
     try:
         certificate, key = x509.load_der_x509_certificate(der), load_der_public_key(key_der)
         signature, signed = certificate.signature, certificate.tbs_certificate_bytes

@@ -1,4 +1,4 @@
-"""DANE for SMTP (RFC 7672 3): which TLSA records are used, and whether they match a server's certificate.
+"""Implements DANE for SMTP (RFC 7672 3): selects TLSA records and compares them with a server's certificate.
 
 DANE-TA(2) and DANE-EE(3) are used. The usages that need public authorities are not for SMTP (3.1.3), and
 malformed records are ignored. Of several digests of the same kind only the strongest is used (RFC 7671 9).
@@ -61,7 +61,7 @@ def is_sequence(der: bytes) -> bool:
 
 
 def shown_names(names: Iterable[str]) -> str:
-    """Return the names for a deferral's text."""
+    """Return the names as text for the reply of a deferral."""
     known = list(names)
     if not known:
         return "no name"
@@ -139,7 +139,7 @@ _DIGEST_SIZES = {_SHA256: 32, _SHA512: 64}
 
 
 def usable(records: Sequence[TlsaRecord]) -> tuple[TlsaRecord, ...]:
-    """Return the records that can be compared with a certificate, in order."""
+    """Return the TLSA records that can be compared with a certificate, in order."""
     sound = [record for record in records if _is_usable(record)]
     strongest: dict[tuple[int, int], int] = {}
     for record in sound:
@@ -194,7 +194,7 @@ def _verify_by_authority(
 
 
 def _anchors(chain: Sequence[bytes], record: TlsaRecord) -> list[bytes]:
-    """Return the certificates to trust because of this record."""
+    """Return the certificates that this TLSA record makes trust anchors."""
     if (record.selector, record.matching) == (_CERTIFICATE, _FULL):
         return [record.data]  # the server need not send it
     return [der for der in chain if _matches(der, record)]
@@ -221,8 +221,8 @@ def _matches(der: bytes, record: TlsaRecord) -> bool:
 
 
 def _association(der: bytes, selector: int, matching: int) -> bytes | None:
-    """Return the data of a record of this kind about this certificate, or None for an
-    unreadable certificate.
+    """Return the data that a TLSA record of this kind has for this certificate, or None if the certificate is
+    unreadable.
     """
     try:
         selected = der if selector == _CERTIFICATE else public_key(der)

@@ -63,12 +63,14 @@ LIFETIME = 3600.0
 
 
 class _StoredSession(NamedTuple):
+    """A TLS session that a server may resume. `shown` is the monotonic time at which it was stored."""
+
     session: ssl.SSLSession
     shown: float
 
 
 class ResumingContext(ssl.SSLContext):
-    """A TLS context that offers each server the newest session with it."""
+    """A TLS context that offers each server its newest stored session for resumption."""
 
     def __init__(self, protocol: int, clock: Clock) -> None:
         self._clock = clock
@@ -88,8 +90,8 @@ class ResumingContext(ssl.SSLContext):
         return super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
 
     def keep(self, name: str, tls: ssl.SSLObject) -> None:
-        """Keep the session of a proven connection, once the server has answered inside TLS: its ticket comes
-        after the handshake.
+        """Store the session of a verified connection, once the server has answered over TLS: the session
+        ticket arrives after the handshake.
         """
         before = self._kept.pop(name, None)
         session, shown = tls.session, self._clock.monotonic()
@@ -102,7 +104,9 @@ class ResumingContext(ssl.SSLContext):
         self._kept[name] = _StoredSession(session, shown)
 
     def forget(self, name: str) -> None:
-        """Forget a session, because a handshake has failed or no session may be resumed now."""
+        """Discard the stored session of a server, because a handshake has failed or the session must not be
+        resumed.
+        """
         self._kept.pop(name, None)
 
 
@@ -184,7 +188,7 @@ class TlsRequirements(msgspec.Struct, frozen=True):
 
 
 def named_after(deliveries: Sequence[Delivery], route: Route, zone: ZoneSettings) -> Route:
-    """Return the route, for DANE with the domains of the mail as its name.
+    """Return the route for these deliveries. With DANE, its name consists of their recipient domains.
 
     Domains at the same hosts share a route, which is named after one of them. With DANE-TA a certificate for
     the domain alone is valid (RFC 7672 3.2.2), so it must not count for another domain's mail.
@@ -200,8 +204,8 @@ def named_after(deliveries: Sequence[Delivery], route: Route, zone: ZoneSettings
 
 
 async def requirements(resolver: Resolver, terms: Terms, host: MxHost, found: Addresses) -> TlsRequirements:
-    """Return the plan. `found` are the addresses of the host to which the connection is about to be made.
-    Raise HostFailure if DNS excludes the host.
+    """Return the TLS requirements of a connection to a host. `found` are the addresses of the host to
+    which the connection is about to be made. Raise HostFailure if DNS excludes the host.
     """
     demand = terms.tls
     plan = _as_demanded(terms, demand, host)
@@ -230,8 +234,8 @@ async def requirements(resolver: Resolver, terms: Terms, host: MxHost, found: Ad
 
 
 async def _base_domains(resolver: Resolver, host: MxHost, found: Addresses) -> list[str]:
-    """Return where TLSA records may be (RFC 7672 2.2.2): at the end of secure aliases, then at the name
-    itself.
+    """Return the names at which to look for TLSA records (RFC 7672 2.2.2): first the end of a secure CNAME
+    chain, then the host name itself.
     """
     if host.literal:
         return []
@@ -279,7 +283,9 @@ def _held_to(
 
 
 def _with_unusable(plan: TlsRequirements, host: MxHost, base: str) -> TlsRequirements:
-    """Require TLS with any certificate: there are records, but none is usable (RFC 7672 2.2)."""
+    """Return requirements of TLS with any certificate, because TLSA records exist but none is usable (RFC
+    7672 2.2).
+    """
     if plan.level == TlsMode.DANE:
         raise _unusable(host, f"has no usable TLSA record, and {plan.why}")
     if plan.level == TlsMode.OPPORTUNISTIC:
@@ -327,8 +333,8 @@ _VERIFY_CODES = {
 
 
 class PeerVerification(NamedTuple):
-    """The result of verifying a certificate: its `security`. `only_for` is the one
-    next hop for which the certificate is valid.
+    """The result of verifying a certificate: the security of the connection. `only_for` is the only next hop
+    for which the certificate is valid, or "" for all.
     """
 
     security: str
@@ -336,7 +342,9 @@ class PeerVerification(NamedTuple):
 
 
 def prove(plan: TlsRequirements, tls: ssl.SSLObject, *, now: float) -> PeerVerification:
-    """Return the security of the connection. Raise UntrustedCertificateError."""
+    """Verify the server's certificate against the plan, and return the security of the connection. Raise
+    UntrustedCertificateError.
+    """
     if tls.session_reused and not plan.may_resume:
         raise UntrustedCertificateError("it resumed a session, so its present certificate is unknown")
     if plan.verify:
@@ -352,8 +360,8 @@ def prove(plan: TlsRequirements, tls: ssl.SSLObject, *, now: float) -> PeerVerif
 
 
 def handshake_words(error: BaseException) -> str:
-    """Return why a handshake failed, as a message for an operator. A library's error has OpenSSL's as its
-    cause.
+    """Return the reason why a handshake failed, as a message for an operator. A library's error has OpenSSL's
+    as its cause.
     """
     if error.__cause__ is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__

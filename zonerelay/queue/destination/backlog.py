@@ -161,7 +161,7 @@ class Backlog:
     line.
 
     `passed_over` are the domains that claims skip because this backlog is long enough. The store holds more
-    for them. `is_new` says that the last delivery added was new (`zone/window.py`), so what the store holds
+    for them. `is_new` is true if the last delivery added was new (`zone/window.py`), so what the store holds
     after it is new, too. With `apart`, the deliveries that are taken together have one domain.
     """
 
@@ -202,7 +202,7 @@ class Backlog:
 
     def sort(self, since: MessageId, *, is_earlier: bool = False) -> int:
         """Move mail older than this message to the backlog, and return the number of remaining new
-        deliveries. `is_earlier` says that the message is older than at the last call, so that backlog may
+        deliveries. `is_earlier` is true if the message is older than at the last call, so that backlog may
         become new.
         """
         sorted_anew = self._fresh.drain() + (self._again.drain() if is_earlier else [])

@@ -85,9 +85,9 @@ class JournalEntry(NamedTuple):
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):
     """A change that an operator made to the queue, as stored in the journal for `undo`. `what` describes the
-    filter. `problem` says why it cannot be undone and is "" if it can. `undoes` is the change that this one
-    has undone, and `undone_by` the change that has undone this one. `finished` is false while it runs, or
-    after a crash has interrupted it.
+    filter. `problem` is the reason why it cannot be undone and is "" if it can. `undoes` is the change that
+    this one has undone, and `undone_by` the change that has undone this one. `finished` is false while it
+    runs, or after a crash has interrupted it.
     """
 
     id: str

@@ -90,7 +90,7 @@ class RestartPolicy:
     # Due actions
 
     def due(self, now: float, *, late: bool = False) -> Action | None:
-        """Return the action that is due; another SIGKILL has no effect. `late` says that the caller itself
+        """Return the action that is due; another SIGKILL has no effect. `late` is true if the caller itself
         was not running since its last call.
         """
         if late:
@@ -148,7 +148,7 @@ class RestartPolicy:
             self._enter(WorkerPhase.STOPPING, now)
 
     def ended(self, now: float, *, finished: bool = False) -> None:
-        """Note that the process has ended. `finished` says that the worker has nothing left to do."""
+        """Note that the process has ended. `finished` is true if the worker has nothing left to do."""
         asked = self.phase is WorkerPhase.STOPPING
         ran_well = self.phase in (WorkerPhase.RUNNING, WorkerPhase.HUNG) and now - self._ready > WELL_AFTER
         self.wanted = self.wanted and not finished
