@@ -1,13 +1,12 @@
 """Clients at the socket of a worker that does not come are taken by another, and by nobody else."""
 
 import asyncio
-import os
-import resource
 import socket
 import time
 
 import pytest
 
+from tests.support.descriptors import no_descriptors_left
 from tests.support.ports import LOOPBACK
 from zonerelay.config.endpoints import ListenAddress
 from zonerelay.inbound.listen import listening_socket
@@ -94,15 +93,9 @@ async def test_without_a_free_descriptor_nobody_is_looked_for_all_the_time() -> 
     (own, spare), port = listening()
     client = socket.create_connection((LOOPBACK, port))
     other = socket.create_connection((LOOPBACK, port))
-    free = os.dup(0)
-    os.close(free)
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
     neighbours = Counted([], lambda: Greeter(b"in the end"), spare=[own, spare])
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
-    try:
+    with no_descriptors_left():
         await asyncio.sleep(3.5 * PATIENCE)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert 1 <= neighbours.looks <= 2 * 4
     for each in (client, other):
         each.setblocking(False)

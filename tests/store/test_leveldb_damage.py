@@ -9,12 +9,13 @@ import pytest
 
 from tests.store.builders import NOW, body_of, delivery_for, envelope_for, flip, message_id, store_message
 from tests.store.spools import Spool
+from tests.support.descriptors import no_descriptors_left
 from tests.support.waiting import until
 from zonerelay.cli.main import main
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.store import records
-from zonerelay.store.contract import Finish, QueueCounts, StoreCorruptError, StoreError
+from zonerelay.store.contract import Finish, QueueCounts, StoreCorruptError, StoreError, StoreOpenError
 from zonerelay.store.keys.port import get_each
 from zonerelay.store.leveldb import keeper as leveldb_keeper
 from zonerelay.store.leveldb.spool import LevelDb, SpoolKeys, run_through
@@ -228,6 +229,20 @@ def test_a_table_that_goes_away_is_damage(tmp_path: Path) -> None:
     assert db.damage
     assert list(db.rows(b"0", b"9", limit=10)) == [], "what it removed would come back"
     db.close()
+
+
+def test_a_lack_of_descriptors_is_no_damage(tmp_path: Path) -> None:
+    db = LevelDb(tmp_path / "spool", write_buffer=1024 * 1024)
+    db.open()
+    with no_descriptors_left():
+        db.look()
+    assert not db.damage
+    db.close()
+    with (
+        no_descriptors_left(),
+        pytest.raises(StoreOpenError, match=r"cannot be opened: .*Too many open files"),
+    ):
+        db.open()
 
 
 async def test_writes_refused_for_damage_pause_mail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,10 @@
 """A listener's certificates: what is wrong in words, which one a client gets, and renewals under way."""
 
-import contextlib
 import errno
 import gc
 import os
-import resource
 import ssl
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, rsa
 
 from tests.support.certificates import DAY, NOW, Made, context_files, make
+from tests.support.descriptors import no_descriptors_left
 from tests.support.event_log import EventLog, events_into
 from tests.support.tls_client import TlsClient, trusting
 from zonerelay.config.settings import ListenerSettings, ListenerTls
@@ -383,19 +381,6 @@ def test_a_context_that_needs_a_descriptor_is_made_when_there_is_one(tmp_path: P
         assert house.certificates.context() is before
     house.later()
     assert house.certificates.context() is not before
-
-
-@contextlib.contextmanager
-def no_descriptors_left() -> Iterator[None]:
-    """What a relay at its limit of connections meets."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest_free = os.open(os.devnull, os.O_RDONLY)
-    os.close(lowest_free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_touched_file_changes_nothing(tmp_path: Path) -> None:

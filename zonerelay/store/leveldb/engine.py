@@ -398,6 +398,11 @@ def is_full(error: Exception) -> bool:
     return has_words(error, errno.ENOSPC, errno.EDQUOT)
 
 
+def lacks_resources(error: Exception) -> bool:
+    """Return whether descriptors or memory are used up, which says nothing about the files."""
+    return has_words(error, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
 def is_locked(error: Exception) -> bool:
     """Return whether another process, or this one, has the database open."""
     return has_words(error, errno.EAGAIN) or words(error).endswith("already held by process")

@@ -104,11 +104,13 @@ class LevelDb(engine.Database):
             return OutOfSpaceError(
                 f"the file system of the spool {path} is full; free {rough_size(needed)} and restart ({text})"
             )
-        if engine.has_words(error, errno.EACCES, errno.EPERM, errno.EROFS):
-            return StoreOpenError(
-                f"the spool {path} cannot be written: {text}; check its owner, its mode and the mount "
-                "options of its disk"
+        if engine.lacks_resources(error) or engine.has_words(error, errno.EACCES, errno.EPERM, errno.EROFS):
+            advice = (
+                "raise this limit and restart"
+                if engine.lacks_resources(error)
+                else "check its owner, its mode and the mount options of its disk"
             )
+            return StoreOpenError(f"the spool {path} cannot be opened: {text}; {advice}")
         if engine.has_words(error, errno.EIO):
             return StoreOpenError(
                 f"the disk of the spool {path} has an error: {text}; nothing was changed. Check the kernel "
@@ -240,6 +242,8 @@ class LevelDb(engine.Database):
         try:
             found = files.look_at(self.path, self._mark, self._manifest_size)
         except OSError as error:
+            if engine.lacks_resources(error):
+                return
             found = files.RequiredFiles(self._manifest_size, str(error))
         self._manifest_size = found.manifest
         if found.missing and found.missing not in self._missing:
