@@ -16,9 +16,17 @@ from zonerelay.control.runner import Handler, ResponseStream
 from zonerelay.control.socket import CallSocket, frames
 from zonerelay.operations import answers, requests
 from zonerelay.operations import answers as messages
-from zonerelay.operations.answers import BodyPiece, ChangeResult, Count, DeliveryRow, EndFrame, LossDismissal
+from zonerelay.operations.answers import (
+    BodyPiece,
+    ChangeResult,
+    Count,
+    DeliveryRow,
+    EndFrame,
+    LossDismissal,
+    StreamGap,
+)
 from zonerelay.operations.catalogue import OPERATIONS, OperationCall, decode_call
-from zonerelay.operations.errors import ControlError, NotFoundError
+from zonerelay.operations.errors import BusyError, ControlError, NotFoundError, UnavailableError
 from zonerelay.operations.operation import MergeRule, Operation, ResponseKind, fields_of
 from zonerelay.supervisor.merge import fan_out
 from zonerelay.supervisor.merge.fan_out import FanOut
@@ -186,6 +194,42 @@ async def test_a_body_comes_from_the_worker_that_has_it_and_knows_who_asks(tmp_p
         found = await rows(path, requests.QueueCat(message_id="a" * 14 + "00"), BodyPiece, caller="ann")
     assert b"".join(each.octets for each in found) == b"x" * 65536 + b"y"
     assert [each.readers for each in workers] == [["ann"], ["ann"]]
+
+
+class Refusing:
+    """A worker that answers every request with an error."""
+
+    def __init__(self, error: ControlError) -> None:
+        self.error = error
+
+    async def handle(self, request: requests.Request, answer: ResponseStream) -> EndFrame:
+        raise self.error
+
+
+SICK = UnavailableError("the spool: it cannot be read")
+
+
+async def test_an_error_of_one_worker_does_not_hide_what_others_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fan_out, "LOOK_AGAIN", 0.01)
+    cat = requests.QueueCat(message_id="0" * 16)
+    sick = Refusing(SICK)
+    async with relay_of(tmp_path, [sick, Holder("0" * 16)]) as path, asyncio.timeout(20):
+        assert len(await rows(path, cat, BodyPiece)) == 2
+        with pytest.raises(UnavailableError, match="it cannot be read"):
+            await rows(path, requests.QueueCat(message_id="1" * 16), BodyPiece)
+    async with relay_of(tmp_path, [sick, Slow(asyncio.Barrier(1))]) as path, asyncio.timeout(20):
+        call = OperationCall(request=requests.QueueList(limit=0))
+        listed = [each async for each in frames(path, call)]
+        assert listed[-1] == EndFrame(count=1, missing=("worker 0: the spool: it cannot be read",))
+    async with relay_of(tmp_path, [sick, Chatting(0)]) as path, asyncio.timeout(20):
+        async with aclosing(frames(path, OperationCall(request=requests.Tail()))) as stream:
+            told = [await anext(stream) for _ in range(20)]
+        assert sum(isinstance(each, StreamGap) for each in told) == 1
+    async with relay_of(tmp_path, [sick, Refusing(BusyError("too many"))]) as path, asyncio.timeout(20):
+        with pytest.raises(ControlError):
+            await rows(path, requests.Tail(), MailEvent)
 
 
 class Lossy:

@@ -143,6 +143,9 @@ class LiveStream:
         self._items: asyncio.Queue[StreamItem | ControlError | None] = asyncio.Queue(ROOM)
         """Frames, errors, and None for each stream of a worker that has ended."""
         self._read: set[int] = set()
+        self._asked: set[int] = set()
+        self._refused: dict[int, str] = {}
+        """The workers that refuse to send their part, each with the reason, which is reported once."""
         self._sessions: set[tuple[int | None, int]] = set()
         self._octets = 0
 
@@ -173,6 +176,7 @@ class LiveStream:
         for worker, path in self._relay.sockets().items():
             if worker not in self._read:
                 self._read.add(worker)
+                self._asked.add(worker)
                 tasks.start(self._follow(worker, path))
 
     async def _ask_again(self, tasks: Tasks) -> None:
@@ -185,10 +189,14 @@ class LiveStream:
         try:
             async with aclosing(asked.of(worker)) as answered:
                 async for frame in answered:
+                    self._refused.pop(worker, None)
                     if isinstance(frame, StreamItem):
                         await self._items.put(msgspec.structs.replace(frame, worker=worker))
         except ControlError as error:
-            await self._items.put(error)
+            if self._refused.get(worker) != (why := str(error)):
+                self._refused[worker] = asked.missed[worker] = why
+            if self._refused.keys() >= self._asked:
+                await self._items.put(error)
         for why in asked.missing:
             await self._items.put(StreamGap(why=f"{why}; its output is missing until it responds again"))
         self._read.discard(worker)
@@ -283,7 +291,7 @@ class FanOut:
             for worker in self._workers(operation, asked):
                 frames = asked.of(worker, msgspec.structs.replace(request, limit=limit))
                 streams[worker] = await stack.enter_async_context(aclosing(frames))
-            await _begin(streams, heads)
+            await _begin(streams, heads, asked.missed)
             while heads:
                 if row is not None and answer.done == request.limit:
                     cursor = answers.cursor_of(row)
@@ -317,10 +325,10 @@ class FanOut:
 
     async def _find(self, asked: WorkerAnswers, send: Send) -> None:
         """Send the answer of the worker that has the requested object. After a part of its answer, no other
-        worker is asked.
+        worker is asked. An error of another worker is raised only if no worker has the object.
         """
         first = int(getattr(asked.call.request, "message_id", "00")[-2:], 16)
-        not_found, is_begun = None, False
+        refused, is_begun = list[ControlError](), False
         for worker in sorted(asked.workers, key=lambda each: each != first):
             try:
                 async with aclosing(asked.of(worker)) as answered:
@@ -328,18 +336,21 @@ class FanOut:
                         if not isinstance(frame, answers.EndFrame | answers.Progress):
                             is_begun = True
                             await send(frame)
-            except NotFoundError as error:
-                not_found = error
+            except ControlError as error:
+                if is_begun:
+                    raise
+                refused.append(error)
                 continue
             if worker not in asked.missed:
                 return
             if is_begun:
                 raise UnavailableError(f"the answer is not whole: {'; '.join(asked.missing)}")
-        if asked.missing or not_found is None:
+        refused.sort(key=lambda error: isinstance(error, NotFoundError))
+        if not refused or (asked.missing and isinstance(refused[0], NotFoundError)):
             raise UnavailableError(
                 f"not found on the workers that responded; did not respond: {'; '.join(asked.missing)}"
             )
-        raise not_found
+        raise refused[0]
 
     def _whole_status(
         self, asked: WorkerAnswers, parts: Mapping[int, Sequence[answers.RelayStatus]]
@@ -359,13 +370,16 @@ class FanOut:
         return workers[:1] if operation.merge.of_queue and self._relay.shared else workers
 
 
-async def _begin(streams: dict[int, Rows], heads: dict[int, Any]) -> None:
-    """Request the first row of all streams concurrently."""
+async def _begin(streams: dict[int, Rows], heads: dict[int, Any], missed: dict[int, str]) -> None:
+    """Request the first row of all streams concurrently. Workers that refuse are `missed`, unless all do."""
     begun = (_advance(worker, streams, heads) for worker in streams)
     # A stream can be closed only when no task is reading it.
-    for outcome in await asyncio.gather(*begun, return_exceptions=True):
-        if outcome is not None:
-            raise outcome
+    outcomes = await asyncio.gather(*begun, return_exceptions=True)
+    errors = {worker: e for worker, e in zip(streams, outcomes, strict=True) if e is not None}
+    for worker, error in errors.items():
+        if not isinstance(error, ControlError) or len(errors) == len(streams):
+            raise error
+        missed[worker] = str(error)
 
 
 async def _advance(worker: int, streams: dict[int, Rows], heads: dict[int, Any]) -> None:
