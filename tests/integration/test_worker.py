@@ -2,8 +2,11 @@
 
 import asyncio
 import smtplib
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,12 +14,62 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.dns import FakeDns
 from tests.support.relay import LOOPBACK, Running, relay_with, settings
 from tests.support.sink import Sink
-from zonerelay.config.settings import CredentialSettings, ListenerSettings, SourceSettings, ZoneSettings
+from zonerelay.config.settings import (
+    CredentialSettings,
+    ListenerSettings,
+    ReportSettings,
+    SourceSettings,
+    ZoneSettings,
+)
 from zonerelay.inbound.refusal import Reason
 from zonerelay.message.dsn import DsnKind
+from zonerelay.operations.answers import RelayStatus
+from zonerelay.operations.errors import ControlError
 from zonerelay.telemetry.metrics.metrics import OUTCOMES
+from zonerelay.worker import report
+from zonerelay.worker.endpoints import Endpoints
+from zonerelay.worker.report import DailyReport, latest
 
 MESSAGE = b"From: app@example.org\r\nSubject: hello\r\n\r\nOne line.\r\n.A dot.\r\n"
+
+
+class Silent:
+    async def relay_status(self) -> RelayStatus:
+        raise ControlError("no worker answers")
+
+
+async def test_a_report_is_sent_once_although_a_stop_or_a_reload_comes_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the write of the report and that of the file that records it."""
+    writes: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
+    chosen = settings(tmp_path, zone=mx_zone(1))
+    due = replace(chosen, report=ReportSettings(to=("boss@example.com",)))
+    note = tmp_path / "report.sent"
+    note.write_text("1000\n")
+    async with relay_with(chosen) as running, asyncio.timeout(20):
+        monkeypatch.setattr(running.worker.settler, "write", lambda _, then: writes.put_nowait(then))
+        daily = DailyReport(running.worker, cast("Endpoints", Silent()))
+        await daily.configure(due)
+        stored = await writes.get()
+        await daily.configure(due)
+        closing = asyncio.create_task(daily.close())
+        await asyncio.sleep(0)
+        stored()
+        await closing
+        assert float(note.read_text()) == latest(due.report.at, time.time())
+        note.write_text("1000\n")  # as if it could not be written
+        await daily.configure(due)
+        looked = asyncio.Event()
+
+        def noticed(at: str, now: float) -> float:
+            looked.set()
+            return latest(at, now)
+
+        monkeypatch.setattr(report, "latest", noticed)
+        await looked.wait()
+        await daily.close()
+        assert writes.empty()
 
 
 def mx_zone(port: int, **changes: object) -> ZoneSettings:

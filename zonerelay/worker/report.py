@@ -24,6 +24,8 @@ from zonerelay.worker.worker import Worker
 
 NOTE = "report.sent"
 LOOK_EVERY = 30.0
+PATIENCE = 5.0
+"""Seconds for which a stop waits until a report is stored and recorded."""
 LONGEST = 7 * 24 * 3600.0
 """The longest period that a report covers."""
 
@@ -34,15 +36,19 @@ class DailyReport:
     def __init__(self, worker: Worker, endpoints: Endpoints) -> None:
         self._worker, self._endpoints = worker, endpoints
         self._hostname = worker.context.hostname
-        self._tasks = Tasks()
+        self._tasks, self._storing = Tasks(), Tasks()
+        self._sent = 0.0
+        """The end of the last period whose report this process has sent: the file may be behind."""
 
     async def configure(self, settings: Settings) -> None:
-        await self.close()
+        await self._tasks.cancel()
         if settings.report.to:
             self._tasks.start(self._run(settings))
 
     async def close(self) -> None:
         await self._tasks.cancel()
+        await self._storing.wait(PATIENCE)
+        await self._storing.cancel()
 
     async def _run(self, settings: Settings) -> None:
         note = settings.spool.path.with_name(NOTE)
@@ -61,7 +67,7 @@ class DailyReport:
             await FILES.run(durable.write, note, f"{now:.0f}\n".encode(), mode=0o644)
             return
         due = latest(settings.report.at, now)
-        if not last < due <= now:
+        if not max(last, self._sent) < due <= now:
             return
         from zonerelay.control.report import report  # noqa: PLC0415 - loads SQLite
 
@@ -72,9 +78,13 @@ class DailyReport:
         except ControlError as error:
             queue = error
         text = await REPORTS.run(report, settings, self._hostname, (since, due), queue)
+        self._sent = due
+        await asyncio.shield(self._storing.start(self._store(self._message(settings, text, due), note, due)))
+
+    async def _store(self, report: OwnMessage, note: Path, due: float) -> None:
+        """Store the report, and then record it. A stop waits for that, and a reload goes on meanwhile."""
         stored = asyncio.Event()
-        submit = self._message(settings, text, due)
-        self._worker.settler.write([submit], stored.set)
+        self._worker.settler.write([report], stored.set)
         await stored.wait()
         await FILES.run(durable.write, note, f"{due:.0f}\n".encode(), mode=0o644)
 
