@@ -150,6 +150,19 @@ def test_a_copy_next_to_the_files_is_not_searched(kept: Kept) -> None:
     assert not kept.whys()[1:]
 
 
+@pytest.mark.parametrize("damage", ["torn", "[[1]]", b"\xff"])
+def test_a_damaged_block_is_a_gap(kept: Kept, damage: str | bytes) -> None:
+    kept.keep("first@example.com")
+    with contextlib.closing(sqlite3.connect(kept.file)) as database, database:
+        database.execute("UPDATE block SET events = ?, refused = 1", (damage,))
+    assert not kept.finds("first@example.com")
+    with Histories(kept.file.parent, None) as histories:
+        assert list(histories.since(0.0)) == []
+        assert "damaged" in histories.gaps(0.0, 9e9)[0].why
+    with Histories(kept.file.parent, None) as histories:
+        assert histories.refused_more(Query()) == 0
+
+
 def test_half_of_a_surrogate_pair_spoils_no_block(kept: Kept) -> None:
     kept.keep("half@example.com", helo="\udcff")
 
@@ -228,6 +241,7 @@ def test_recipients_with_the_same_result_share_an_event_and_are_found_one_by_one
         ("reply", "Reply", "forgotten"),
         ("forgotten", "forgotten", "forgotten"),
         ("1", "250 1", "250 forgotten"),
+        ("a@b.org", "<a@b.org>, dana@b.org, a@b.org.uk", "<forgotten>, dana@b.org, a@b.org.uk"),
     ],
 )
 def test_what_is_forgotten_changes_nothing_else(tmp_path: Path, value: str, reply: str, left: str) -> None:

@@ -65,8 +65,15 @@ COMMIT;
 """
 
 _encode = msgspec.json.Encoder().encode
-decode = msgspec.json.Decoder(list[tuple[float, str, dict[str, Field]]]).decode
-"""The events of a block."""
+_decode = msgspec.json.Decoder(list[tuple[float, str, dict[str, Field]]]).decode
+
+
+def decode(block: str) -> list[tuple[float, str, dict[str, Field]]]:
+    """Return the events of a block. Raise sqlite3.DatabaseError if it is damaged."""
+    try:
+        return _decode(block)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise sqlite3.DatabaseError(f"a block of events is damaged: {error}") from error
 
 
 class VersionError(sqlite3.DatabaseError):
@@ -229,7 +236,9 @@ def forget(database: sqlite3.Connection, values: Sequence[str], instead: str) ->
     """
     database.execute("PRAGMA secure_delete = ON")
     database.create_function("lower", 1, str.lower)  # SQLite's own function changes ASCII only
-    found_in = re.compile("|".join(map(re.escape, values)), re.IGNORECASE)
+    # An address may be the end, or the beginning, of another one.
+    some = "|".join(map(re.escape, values))
+    found_in = re.compile(rf"(?<![\w.+-])(?:{some})(?![\w-]|\.\w)", re.IGNORECASE)
     patterns = [json.dumps(value, ensure_ascii=False)[1:-1].lower() for value in values]
     where = " OR ".join(["instr(lower(events), ?)"] * len(patterns))
     query = f"SELECT row, events FROM block WHERE row > ? AND ({where}) ORDER BY row LIMIT 100"  # noqa: S608

@@ -309,8 +309,14 @@ class Histories:
     def since(self, since: float, until: float = float("inf")) -> Iterator[HistoryRecord]:
         """Return all events of a period, in chronological order per worker."""
         query = "SELECT events FROM block WHERE last >= ? AND first <= ? ORDER BY row"
-        for (text,) in self._of_each(lambda file: file.database.execute(query, (since, until))):
-            yield from (each for each in _records(text) if since <= each.at <= until)
+        return self._of_each(
+            lambda file: (
+                each
+                for (text,) in file.database.execute(query, (since, until))
+                for each in _records(text)
+                if since <= each.at <= until
+            )
+        )
 
     def gaps(self, since: float, until: float) -> list[HistoryGap]:
         """Return the times in between that are not covered, with the reasons."""
@@ -323,8 +329,13 @@ class Histories:
         """
         blocks = "SELECT events FROM block WHERE refused > 0 AND last BETWEEN ? AND ?"
         values = query.since, min(query.until, self.now)
-        rows = self._of_each(lambda file: file.database.execute(blocks, values))
-        return sum(self._refused_more_in(text, query) for (text,) in rows)
+        return sum(
+            self._of_each(
+                lambda file: (
+                    self._refused_more_in(text, query) for (text,) in file.database.execute(blocks, values)
+                )
+            )
+        )
 
     def _refused_more_in(self, events: str, query: Query) -> int:
         self._in_time()
