@@ -4,6 +4,7 @@ The secret of a webhook is read before each post.
 """
 
 import asyncio
+import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -107,6 +108,30 @@ async def test_events_for_an_endpoint_that_is_down_stay_in_the_spool(monkeypatch
         await courier.stop()
         await asyncio.gather(*store.writes)
     assert store.most < 2 * 10 + couriers.CONNECTIONS
+    assert await store.queues() == set()
+
+
+async def test_old_events_for_an_endpoint_that_wants_no_more_leave_the_spool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those beyond the first page stayed."""
+    monkeypatch.setattr(couriers, "PAGE", 10)
+    monkeypatch.setattr(couriers, "LOOK_AGAIN", 0.01)
+    store = Counting()
+    for number in range(COUNT):
+        await stored_event(store, number)
+    with Receiver() as receiver:
+        receiver.answers["/hook"] = Answer(410)
+        courier = courier_to(receiver, store, store.write)
+        courier.start()
+        async with asyncio.timeout(20):
+            while courier.state != "disabled":
+                await asyncio.sleep(0)
+            courier.settings = dataclasses.replace(courier.settings, max_age=0.0)
+            while courier.queued:
+                await asyncio.sleep(0.001)
+        await courier.stop()
+        await asyncio.gather(*store.writes)
     assert await store.queues() == set()
 
 

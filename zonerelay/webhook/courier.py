@@ -261,8 +261,8 @@ class WebhookCourier:
                 return
 
     def _has_room(self) -> bool:
-        """Return whether more events may be claimed. While the endpoint is down they stay in the spool."""
-        return len(self._items if self._pause else self._ready) < PAGE
+        """Return whether more events may be claimed. While none can be posted they stay in the spool."""
+        return len(self._items if self._pause or self.is_disabled else self._ready) < PAGE
 
     def _take_one(self, delivery: Delivery) -> None:
         self._add(EventPost(EventPosition.read(delivery.recipient), delivery.created, delivery))
