@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -647,9 +647,22 @@ async def test_what_has_left_before_a_drop_reaches_it_is_not_recorded_as_dropped
 
 
 async def test_the_bin_is_bounded_its_oldest_goes_first(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "MAX_BIN_SIZE", 1)
-    await deferred(desk, "a")
+    """A message counts once, in however many batches its recipients come."""
+    whole = Bin._batches
+
+    async def one_by_one(bin_: Bin) -> AsyncGenerator[list[Delivery], None]:
+        async for batch in whole(bin_):
+            for each in batch:
+                yield [each]
+
+    monkeypatch.setattr(Bin, "_batches", one_by_one)
+    await deferred(desk, "a", "b", "c")
+    message = await desk.relay.store.read_message((await desk.of("a")).message_id)
+    monkeypatch.setattr(operations, "MAX_BIN_SIZE", message.size)
     await desk.change("drop")
+    await desk.bin.sweep()
+    assert await desk.relay.store.queues() != set()
+    monkeypatch.setattr(operations, "MAX_BIN_SIZE", message.size - 1)
     await desk.bin.sweep()
     assert await desk.relay.store.queues() == set()
 

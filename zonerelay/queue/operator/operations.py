@@ -940,11 +940,13 @@ class Bin:
         store, now = self.operations.store, self.operations.clock.now()
         await self._destroy(now - self.skipped(now - 1.0))
         sizes: Counter[float] = Counter()
+        last = ""  # deliveries of one message follow each other
         async for batch in self._batches():
             messages = await self.operations.messages_of(batch)
             for each in batch:
-                message = messages.pop(each.message_id, None)
-                sizes[each.next_attempt // SPAN] += 0 if message is None else message.size
+                message = messages.get(each.message_id)
+                is_counted, last = each.message_id == last, each.message_id
+                sizes[each.next_attempt // SPAN] += 0 if message is None or is_counted else message.size
         room = 0 if store.unhealthy() is Unhealthy.NO_SPACE else MAX_BIN_SIZE
         over = None
         for span in sorted(sizes):
