@@ -89,8 +89,9 @@ class OrdersFile:
         with durable.locked_directory(self.path.parent, patience=PATIENCE):
             orders = self.read(missing)
             changed = change(orders)
-            over = [order for order in changed if order.ended is not None and order.ended > now - KEPT]
-            kept = [order for order in changed if order.ended is None or order in over[-MAX_ORDERS:]]
+            over = [order.id for order in changed if order.ended is not None and order.ended > now - KEPT]
+            over_kept = set(over[-MAX_ORDERS:])
+            kept = [order for order in changed if order.ended is None or order.id in over_kept]
             if rewrite or kept != orders:
                 durable.write(self.path, msgspec.json.encode(kept))
                 self.state = file_state(self.path)
@@ -175,7 +176,7 @@ class Orders:
 
     def start(self) -> None:
         """Start watching the file. Call it when mail can be released."""
-        over = [order for order in self._all if order not in self.table.orders]
+        over = [order for order in self._all if order.id not in self.table.ids]
         if over:
             self._tasks.start(self._release_later(over))
         self._tasks.start(self._watch())
@@ -282,7 +283,8 @@ class Orders:
 
         def change(orders: list[Order]) -> list[Order]:
             ended[:] = [each for each in orders if each.is_in_force(now) and is_meant(each)]
-            return [msgspec.structs.replace(each, ended=now) if each in ended else each for each in orders]
+            ids = {each.id for each in ended}
+            return [msgspec.structs.replace(each, ended=now) if each.id in ids else each for each in orders]
 
         await self._edit(change, release=False)
         for order in ended:
@@ -374,8 +376,9 @@ class Orders:
         def change(orders: list[Order]) -> list[Order]:
             now = self.clock.now()
             over[:] = [each for each in orders if each.ended is None and not each.is_in_force(now)]
+            ids = {each.id for each in over}
             return [
-                msgspec.structs.replace(each, ended=each.until) if each in over else each for each in orders
+                msgspec.structs.replace(each, ended=each.until) if each.id in ids else each for each in orders
             ]
 
         while any(each.ended is None and not each.is_in_force(self.clock.now()) for each in self._all):
