@@ -480,6 +480,8 @@ def listener_of(settings: dict[str, object]) -> str:
     """
     listeners = settings.get("listener") or [{}]
     for each in listeners if isinstance(listeners, list) else []:
+        if not isinstance(each, dict):
+            continue
         closed = each.get("tls") == "implicit" or each.get("require_tls") or each.get("auth") == "required"
         if not closed and not each.get("proxy_networks"):
             return str(each.get("address", DEFAULT_LISTENER))
@@ -580,4 +582,7 @@ def _show_queue() -> None:
     beside = os.path.join(sys.prefix, "bin", "zonerelay")
     if os.path.exists(beside):
         program = beside
-    os.execv(program, [program, "queue", "list"])  # noqa: S606
+    try:
+        os.execv(program, [program, "queue", "list"])  # noqa: S606
+    except OSError as error:
+        raise SendmailError(OSERR, f"{program} cannot be run: {error.strerror}") from None

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,7 +20,20 @@ from tests.support.process import PROGRAM, RelayProcess
 from tests.support.sink import Sink
 from tests.support.toml import Table
 from zonerelay.config.tables import listener as of_settings
-from zonerelay.sendmail import ALIASES, CONFIG, DATAERR, DROP, IOERR, NOPERM, NOUSER, OK, TEMPFAIL, USAGE
+from zonerelay.sendmail import (
+    ALIASES,
+    CONFIG,
+    DATAERR,
+    DROP,
+    IOERR,
+    NOPERM,
+    NOUSER,
+    OK,
+    OSERR,
+    TEMPFAIL,
+    USAGE,
+    main,
+)
 
 HEADER = "From: App <app@b.example>\nSubject: x\n"
 
@@ -123,9 +137,14 @@ def test_what_is_wrong_is_said_before_a_connection(
     assert said in text
 
 
-def test_a_relay_without_a_listener_for_this_machine_is_a_wrong_configuration(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "listeners", ['[[listener]]\nauth = "required"\n[[listener]]\ntls = "implicit"\n', 'listener = ["x"]\n']
+)
+def test_a_relay_without_a_listener_for_this_machine_is_a_wrong_configuration(
+    listeners: str, tmp_path: Path
+) -> None:
     config = tmp_path / "relay.toml"
-    config.write_text('[[listener]]\nauth = "required"\n[[listener]]\ntls = "implicit"\n')
+    config.write_text(listeners)
     status, said = sendmail(config, "c@d.example")
     assert (status, "[[listener]]" in said) == (CONFIG, True)
 
@@ -147,6 +166,15 @@ def test_a_closed_standard_input_is_no_message(words: list[str], tmp_path: Path)
         program=("sh", "-c", f'exec "{PROGRAM}" sendmail "$@" <&-', "sh"),
     )
     assert (done.returncode, "standard input is closed" in done.stderr) == (IOERR, True)
+
+
+def test_a_queue_that_cannot_be_shown_is_said_in_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "prefix", "/none")
+    monkeypatch.setattr(os, "execv", Mock(side_effect=FileNotFoundError(2, "No such file or directory")))
+    assert main(["-bp"]) == OSERR
+    assert "/usr/bin/zonerelay cannot be run: No such file" in capsys.readouterr().err
 
 
 def test_a_listener_of_conf_d_is_known(tmp_path: Path) -> None:
