@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import signal
+import subprocess
 import sys
 import termios
 from collections.abc import AsyncIterator, Iterator
@@ -388,6 +389,22 @@ async def test_a_config_that_is_wrong_still_says_where_the_relay_is(shell: Shell
         assert "Traceback" not in ran.err
     ran = await shell.run("queue", "show", "f" * 16)
     assert ran.status == 1  # its own
+
+
+def test_a_process_of_another_user_is_not_taken_for_the_relay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, path = tmp_path / "relay.toml", tmp_path / "control.sock"
+    listens = "import socket, sys; s = socket.socket(1); s.bind(sys.argv[1]); s.listen(); print(); input()"
+    words = [sys.executable, "-c", listens, str(path), "serve", "--config", str(config)]
+    monkeypatch.setattr(relay, "_is_control", lambda _: True)
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert relay.control_socket_of(config) == path
+        monkeypatch.setattr(relay, "_users_of", lambda _: {0, 4711})
+        assert relay.control_socket_of(config) is None
+        process.kill()
 
 
 async def test_the_socket_can_be_named_whatever_the_config_is(shell: Shell) -> None:

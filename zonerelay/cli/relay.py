@@ -231,17 +231,29 @@ def control_socket_of(config: Path) -> Path | None:
 
     A file that has changed since the start, or is no longer readable, may name a different socket from the
     one on which the relay listens. Only root and the relay's own user can inspect the process, and they are
-    the users who may use the socket.
+    the users who may use the socket. Root can inspect those of all users, who must not answer its commands.
     """
+    trusted = {0, os.getuid()}
+    for place in (config, Path(DEFAULT_SPOOL).parent):
+        with contextlib.suppress(OSError):
+            trusted.add(place.stat().st_uid)
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if _serves_with(process, config):
+            if _users_of(process) <= trusted and _serves_with(process, config):
                 for path in _listening(process):
                     if _is_control(path):
                         return path
         except OSError:
             continue  # the process has ended, or belongs to another user
     return None
+
+
+def _users_of(process: Path) -> set[int]:
+    """Return the real, effective, saved and file system user of a process. The owner of its directory may be
+    root for a process of another user.
+    """
+    lines = (process / "status").read_bytes().splitlines()
+    return {int(each) for line in lines if line.startswith(b"Uid:") for each in line.split()[1:]}
 
 
 def _serves_with(process: Path, config: Path) -> bool:
