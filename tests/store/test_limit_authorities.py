@@ -216,6 +216,20 @@ async def test_without_the_supervisor_an_exchange_fails_at_once(tmp_path: Path) 
     await authority.close()
 
 
+async def test_a_frame_that_is_no_text_ends_the_connection_and_not_the_authority(tmp_path: Path) -> None:
+    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(bytes((0, 0, 0, 2, 0xA1, 0xFF)))
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_unix_server(babble, tmp_path / "limits.sock")
+    authority, told = SocketAuthority(tmp_path / "limits.sock", "one"), Told()
+    await told.start(authority)
+    await until(lambda: told.back > 1)
+    await authority.close()
+    server.close()
+
+
 async def test_a_supervisor_that_stands_still_costs_no_more_memory_than_one_buffer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

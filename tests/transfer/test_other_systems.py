@@ -509,13 +509,17 @@ async def test_tables_are_read_and_left_alone(tmp_path: Path) -> None:
         assert zonemta.wait(60) == 0
     database = plyvel.DB(str(queue))
     database.compact_range()
-    database.put(b"ref 1 default a%40example.net", b'{"recipient": "a@example.net"}')
+    for number in range(3):
+        database.put(b"ref %d default a%%40example.net" % number, b'{"recipient": "a@example.net"}')
+        database.put(b"message %d #" % number, b"{}")
+    database.put(b"message 1 *", b'{"x": ' + b"[" * 100_000)
+    database.put(b"message 2 *", b'{"from": "\xff"}')
     database.close()
     assert list(queue.glob("*.ldb"))
     before = files_of(queue)
     async with Spool(tmp_path / "spool") as spool:
         loaded = await import_into(spool.store, tmp_path, "zonemta", str(queue))
-        assert (loaded.messages, loaded.deliveries, loaded.unusable) == (2, 3, 1)
+        assert (loaded.messages, loaded.deliveries, loaded.unusable) == (2, 3, 3)
     assert files_of(queue) == before
     assert sorted(each.name for each in tmp_path.iterdir()) == ["imported", "queue", "spool"]
 

@@ -175,6 +175,6 @@ def failure(status: int, body: bytes) -> ControlError:
     """Convert a response with a status other than 200 to an error."""
     try:
         found = msgspec.json.decode(body, type=_ErrorBody)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         found = _ErrorBody()
     return error_of(found.code, found.detail or f"the relay responded with HTTP status {status}")

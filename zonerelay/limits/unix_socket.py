@@ -54,7 +54,7 @@ async def _read_frame(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Dec
         return decoder.decode(await reader.readexactly(length))
     except asyncio.IncompleteReadError as error:
         raise AuthorityError("the connection was closed") from error
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
         raise AuthorityError(str(error) or type(error).__name__) from error
 
 

@@ -719,7 +719,7 @@ def decode_frame(line: bytes) -> Frame:
     """Decode a frame. Raise ControlError if the line is not a frame."""
     try:
         frame: Frame = _frame.decode(line)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ControlError(f"the response is not valid for this command: {error}") from error
     return frame
 

@@ -91,7 +91,8 @@ class SubmitSocket:
             while piece := await _read(reader):
                 yield piece
 
-        with contextlib.closing(writer), contextlib.suppress(EOFError, OSError, msgspec.MsgspecError):
+        invalid = (UnicodeDecodeError, msgspec.MsgspecError)
+        with contextlib.closing(writer), contextlib.suppress(EOFError, OSError, *invalid):
             writer.write(_framed(b""))
             call = _decode_call(await _read(reader))
             result = await self._submit(call, pieces())

@@ -142,7 +142,7 @@ class ClockWatch:
 def _read(path: Path) -> ClockLeap | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=ClockLeap)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, UnicodeDecodeError, msgspec.MsgspecError):
         return None
 
 

@@ -159,7 +159,7 @@ def _message(database: plyvel.DB, identity: bytes) -> ForeignMessage:
         ]
     except plyvel.Error as error:
         raise ValueError(str(error)) from error
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"its records were not written by ZoneMTA: {error}") from error
     header = "".join(f"{each.line}\r\n" for each in mail.headers).encode("latin-1", "replace") + b"\r\n"
 
