@@ -36,9 +36,9 @@ def write(
     mode: int = PRIVATE,
     dress: Callable[[int], None] | None = None,
 ) -> None:
-    """Replace the file. It has its mode before it has content, and a command that runs as root keeps the
-    file's owner. `dress` sets another owner and mode on the descriptor of the new file instead. A symbolic
-    link is kept.
+    """Replace the content of a file durably. The mode is set before the content is written, and a command
+    that runs as root keeps the file's owner. `dress` sets another owner and mode on the descriptor of the new
+    file instead. A symbolic link is kept.
     """
     path = path.resolve()
     if path.exists() and not path.is_file():  # root could replace a device
@@ -56,7 +56,7 @@ def write(
 
 
 def create(path: Path, content: bytes, *, mode: int = PRIVATE) -> bool:
-    """Create the file unless it exists. Return False if another process was first."""
+    """Create a file with this content unless it exists. Return False if another process was first."""
     with _draft_of(path, mode) as (draft, file):
         _fill(file, content)
         try:
@@ -68,7 +68,7 @@ def create(path: Path, content: bytes, *, mode: int = PRIVATE) -> bool:
 
 
 def append(path: Path, content: bytes, *, mode: int = PRIVATE) -> None:
-    """Append to the file, which is created if it does not exist."""
+    """Append to a file, which is created if it does not exist."""
     is_new = not path.exists()
     with open(path, "ab", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         file.write(content)
@@ -79,7 +79,7 @@ def append(path: Path, content: bytes, *, mode: int = PRIVATE) -> None:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy a file with its permissions. The directory of the target is created."""
+    """Copy a file with its permissions, creating the directory of the target."""
     make_directory(target.parent)
     with source.open("rb") as file:
         mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -99,15 +99,15 @@ def rename(old: Path, new: Path) -> None:
 
 
 def unlink(path: Path) -> None:
-    """Remove a file that must not reappear after a crash. A missing file is not an error."""
+    """Remove a file so that it does not reappear after a crash. A missing file is not an error."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
         sync_directory(path.parent)
 
 
 def make_directory(path: Path, mode: int = 0o700) -> None:
-    """Create a directory and its missing parents, all with the given mode. Several processes may create the
-    same one at the same time.
+    """Create a directory and its missing parents, all with this mode. Several processes may create the same
+    one at the same time.
     """
     missing = [each for each in (path, *path.parents) if not each.exists()]
     for each in reversed(missing):
@@ -117,8 +117,8 @@ def make_directory(path: Path, mode: int = 0o700) -> None:
 
 @contextlib.contextmanager
 def locked_directory(directory: Path, *, patience: float | None = None) -> Iterator[int]:
-    """Wait for the lock and yield a descriptor of the open directory, which is created if necessary. Raise
-    OSError if that fails, or if the lock is not free within `patience` seconds.
+    """Lock a directory for the block, and yield its descriptor; the directory is created if it does not
+    exist. Raise OSError if that fails, or if the lock is not free within `patience` seconds.
     """
     make_directory(directory)
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -138,14 +138,12 @@ def locked_directory(directory: Path, *, patience: float | None = None) -> Itera
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in a directory durable."""
+    """Sync a directory, so that the names of new files in it survive a crash."""
     _sync(directory, os.O_DIRECTORY)
 
 
 def sync_tree(directory: Path) -> None:
-    """Sync everything below a directory that was written by other means. The caller makes the directory's own
-    name durable.
-    """
+    """Sync all files and directories below a directory. The caller makes the directory's own name durable."""
     # One sync for all files, because syncing each of many new files causes a commit of the file system for
     # each. It reports no errors, however; the syncs of the files that follow do, and cost nothing then.
     os.sync()
@@ -165,8 +163,8 @@ def _sync(path: Path, flags: int) -> None:
 
 @contextlib.contextmanager
 def _draft_of(path: Path, mode: int) -> Iterator[tuple[Path, IO[bytes]]]:
-    """Yield a file next to `path` that no other writer uses. It is removed at the end, unless it was
-    renamed.
+    """Yield a temporary file next to `path` that no other process writes. It is removed at the end, unless it
+    was renamed.
     """
     draft = path.with_name(f".{path.name[:_MAX_PREFIX]}.{secrets.token_hex(4)}{DRAFT}")
     try:

@@ -1,4 +1,4 @@
-"""Carries out operators' changes in a worker, each with its own id, and undoes them.
+"""Applies operators' changes to the queue of a worker, each with its own id, and undoes them.
 
 A change is in the journal before it changes any mail. One event reports its end, even if it ends half-way.
 """
@@ -35,7 +35,7 @@ MAX_WAIT = 366 * 86_400.0
 
 
 class OperatorActs:
-    """Carries out operators' changes in one worker."""
+    """Applies operators' changes to the queue of one worker, and undoes them."""
 
     def __init__(self, operations: Operations, zones: Zones) -> None:
         self._operations = operations
@@ -45,8 +45,8 @@ class OperatorActs:
     async def change(
         self, request: requests.QueueChange, call: OperationCall, progress: VerbProgress
     ) -> ChangeResult:
-        """Run a change. Raise ControlError, JournalError or RerouteError if it is not possible or ends
-        half-way.
+        """Apply a change to the queue. Raise ControlError, JournalError or RerouteError if it is not possible
+        or ends half-way.
         """
         if isinstance(request, requests.Retry) and (request.at or 0.0) > self._clock.now() + MAX_WAIT:
             raise InvalidError("the time of the retry must be within the next year", pointer="/at")
@@ -123,7 +123,9 @@ class OperatorActs:
         return [_row(act) for act in (await self._journal.acts())[:limit]]
 
     async def row(self, act_id: str) -> ActRow:
-        """Return a change as a row. Raise NotFoundError if the journal does not have it."""
+        """Return a change in the journal as a row of a response. Raise NotFoundError if the journal does not
+        have it.
+        """
         for act in await self._journal.acts():
             if act.id == act_id:
                 return _row(act)
@@ -136,7 +138,7 @@ class OperatorActs:
         act: Act,
         work: Callable[[Act], Awaitable[ChangeCounts]],
     ) -> ChangeResult:
-        """Do the work of an act between the entries of its beginning and its end in the journal."""
+        """Apply a change between recording its beginning and its end in the journal."""
         act_id, now = call.id or secrets.token_hex(4), self._clock.now()
         act = structs.replace(act, id=act_id, at=now, who=call.caller, reason=request.reason)
         await self._journal.begin(act)
@@ -161,7 +163,9 @@ class OperatorActs:
 
 
 def queue_filter(wanted: requests.Filter, message_ids: Sequence[str] = ()) -> QueueFilter:
-    """Return the filter of the queue. With `message_ids`, only deliveries of these messages match."""
+    """Convert a request's filter to that of the queue. With `message_ids`, only deliveries of these messages
+    match.
+    """
     found = msgspec.convert(wanted, QueueFilter, from_attributes=True)
     own = [] if wanted.message_id is None else [wanted.message_id]
     if not own and not message_ids:

@@ -1,4 +1,4 @@
-"""The client of the operators' protocol: HTTP over the relay's Unix socket, one request per connection.
+"""A client of the control socket: HTTP over the relay's Unix socket, one request per connection.
 
 It starts fast, because it imports only the standard library and the structs of `operations`. An answer
 consists of lines of JSON. A relay that works on the answer sends a `Progress` every second; one that is
@@ -28,14 +28,14 @@ F = TypeVar("F")
 
 
 class _ErrorBody(msgspec.Struct):
-    """The body of a failed response (RFC 9457)."""
+    """The JSON body of an error response (RFC 9457)."""
 
     code: str = ErrorKind.UNEXPECTED
     detail: str = ""
 
 
 class _ControlConnection(HTTPConnection):
-    """A connection to the control socket."""
+    """An HTTP connection to the control socket."""
 
     def __init__(self, path: Path, timeout: float) -> None:
         super().__init__("localhost", timeout=timeout)
@@ -48,7 +48,7 @@ class _ControlConnection(HTTPConnection):
 
 
 class ControlClient:
-    """Sends requests to the relay that listens at `path`."""
+    """Sends requests to the relay whose control socket is at `path`."""
 
     def __init__(self, path: Path, *, timeout: float = TIMEOUT) -> None:
         self._path = path
@@ -92,8 +92,8 @@ class ControlClient:
     def all(
         self, request: msgspec.Struct, answer: type[F], saw: Callable[[Frame], None] = lambda _: None
     ) -> tuple[list[F], EndFrame]:
-        """Return the frames of one kind, few enough to be in memory, and the end. `saw` is called with every
-        frame.
+        """Send a request, and return its response frames of one type, which must fit in memory, and the end
+        frame. `saw` is called with every frame.
         """
         found: list[F] = []
         end = EndFrame()
@@ -106,14 +106,14 @@ class ControlClient:
         return found, end
 
     def ask(self, request: msgspec.Struct, answer: type[F]) -> F:
-        """Return the single frame of a simple response."""
+        """Send a request, and return the single frame of its response."""
         return self.answered(request, answer)[0]
 
     def answered(
         self, request: msgspec.Struct, answer: type[F], saw: Callable[[Frame], None] = lambda _: None
     ) -> tuple[F, EndFrame]:
-        """Return the response to a request, and the final frame, which names the workers that did not
-        answer.
+        """Send a request, and return the frame of its response and the end frame, which names workers that
+        did not answer.
         """
         found, end = self.all(request, answer, saw)
         if not found:
@@ -172,7 +172,7 @@ def written(request: msgspec.Struct) -> tuple[str, str, bytes | None]:
 
 
 def failure(status: int, body: bytes) -> ControlError:
-    """Convert a response with a status other than 200 to an error."""
+    """Convert an error response to an exception."""
     try:
         found = msgspec.json.decode(body, type=_ErrorBody)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,4 +1,5 @@
-"""Builds the destinations of `zonerelay status` from the counts of the whole queue and the scheduler's state.
+"""Builds the list of destinations for `zonerelay status`, from the counts of the queue and the scheduler's
+state.
 
 The scheduler knows the deliveries in its window; the others are counted in the store, domain by domain. A
 count is reused for a while, and that of a large queue is made from a sample (`every`). An answer waits at
@@ -36,7 +37,9 @@ ROWS = 100
 
 
 class WaitingDomain(msgspec.Struct):
-    """Queued deliveries to one domain in one zone. `oldest` is a Unix time, `last` the latest attempt."""
+    """The numbers of queued deliveries to one domain in one zone. `oldest` is a Unix time, `last` the latest
+    attempt.
+    """
 
     counts: QueueCounts = msgspec.field(default_factory=QueueCounts)
     oldest: float = float("inf")
@@ -49,7 +52,7 @@ class WaitingDomain(msgspec.Struct):
     """Deliveries that were deferred and are due, which are counted as ready."""
 
     def count(self, delivery: Delivery, step: int, now: float, *, by_order: bool) -> None:
-        """Count a delivery as `step` ones. `by_order` means that an order has held it."""
+        """Add a delivery to the counts `step` times. With `by_order`, a hold rule holds the delivery."""
         is_due = delivery.is_due(now)
         next_attempt = 0.0 if is_due else delivery.next_attempt
         self.due += step if is_due and delivery.next_attempt > 0 else 0
@@ -61,7 +64,7 @@ class WaitingDomain(msgspec.Struct):
         self._attempted(delivery.last)
 
     def add(self, other: "WaitingDomain", *, kept: bool) -> None:
-        """Add other deliveries. `kept` means that an operator has suspended them."""
+        """Add the counts of another domain. With `kept`, an operator has suspended its deliveries."""
         counts = other.counts
         self.held_by_order += other.held_by_order
         if kept:
@@ -91,7 +94,7 @@ class WaitingDomain(msgspec.Struct):
 
 
 class DestinationRows:
-    """Collects the rows of destinations for `status`. They belong to its event loop; call `close` before the
+    """Computes the list of destinations for `status`. They belong to its event loop; call `close` before the
     store is closed.
     """
 
@@ -115,8 +118,8 @@ class DestinationRows:
         """By zone: ready mail whose hosts cannot be reached."""
 
     async def rows(self, most: int = sys.maxsize, largest: int = 0) -> tuple[list[DestinationStatus], int]:
-        """Return the first destinations in the order of `hurts`, the `largest` ones behind them, and the
-        number of all. The event loop processes a slice of them at a time.
+        """Return the first destinations in the order of `hurts`, then the `largest` of the others, and the
+        number of all. Destinations are processed in slices, so that the event loop is not blocked.
         """
         await self._counted()
         now, count = self._clock.now(), 0
@@ -138,8 +141,8 @@ class DestinationRows:
         return rows, count
 
     async def waiting_for_rate(self, zone: str, domain: str) -> DestinationStatus | None:
-        """Return the destination of a domain if its mail waits for a rate, as it was at most `FRESH` seconds
-        ago.
+        """Return the destination of a domain if its mail waits for a rate limit, from data of the last
+        `FRESH` seconds.
         """
         destination = self._scheduler.destination_of(zone, domain)
         if destination is None or destination.turn_in(self._clock.monotonic()) is None:
@@ -220,8 +223,9 @@ class DestinationRows:
 
 
 class _DestinationData(msgspec.Struct):
-    """A destination: its row without the details that take long, and the data for these. `known` is the
-    scheduler's state of it. `interval` is the time in seconds between two turns of the zone's rate.
+    """A destination: its row without the expensive details, and the data from which they are computed.
+    `known` is the scheduler's state of it. `interval` is the time in seconds between two turns of the zone's
+    rate.
     """
 
     row: DestinationStatus
@@ -251,9 +255,9 @@ class _DestinationData(msgspec.Struct):
 def _row(
     where: tuple[str, str], name: str, mail: WaitingDomain, now: float, known: Destination | None = None
 ) -> DestinationStatus:
-    """Return the numbers of a destination; `where` is its zone and its key. The counts may be some seconds
-    old, but at least the deliveries in the window are waiting. Mail for an unreachable host is counted as
-    deferred, because it does not leave.
+    """Return a destination's row with its counts; `where` is its zone and its key. The counts may be some
+    seconds old, but at least the deliveries in the window are waiting. Mail for an unreachable host is
+    counted as deferred, because it does not leave.
     """
     active, window = (0, 0) if known is None else (known.active, known.waiting)
     until = None if known is None else known.suspended_until

@@ -1,4 +1,4 @@
-"""Answers `explain`: determines the route of mail for an address with the same parts that would deliver it.
+"""Answers `explain`: determines the route of mail for an address with the components that would deliver it.
 
 Nothing is sent. DNS is queried as for real mail, and the source address is the zone's or follows from the
 system's routing table. The same code runs inside the relay and, if none runs, in the command line.
@@ -67,8 +67,8 @@ def change_plan(
     srs: Srs | None,
     now: float,
 ) -> answers.ChangePlan | None:
-    """Return the changes that a zone makes to mail, or `None` if it is sent unchanged. `keys` may raise a
-    ValueError that describes what is wrong with them.
+    """Return the changes that a zone makes to a message, or `None` if it is sent unchanged. `keys` may raise
+    a ValueError that describes what is wrong with them.
     """
     author, certain = _author(sender, headers)
     signed_by, unsigned = _signatures(zone, author, keys, now)
@@ -90,9 +90,7 @@ def change_plan(
 def _signatures(
     zone: ZoneSettings, author: str, keys_in_force: Callable[[], DkimKeys | None], now: float
 ) -> tuple[tuple[str, ...], str]:
-    """Return the signatures that would be made and the reason why there are none; both are empty if the zone
-    does not sign.
-    """
+    """Return the DKIM signatures that a message would get, or the reason why it gets none."""
     if zone.dkim is DkimMode.OFF:
         return (), ""
     try:
@@ -119,7 +117,7 @@ def _forwarded(sender: str, srs: Srs | None, now: float) -> str:
 
 
 def _author(sender: str, headers: Sequence[tuple[str, str]]) -> tuple[str, bool]:
-    """Return the domain of the author, and whether it is certain."""
+    """Return the domain of the message's author, and whether it is certain."""
     given = [value for name, value in headers if name.lower() == "from"]
     if not given:
         return domain_of(Mailbox(sender)) if "@" in sender else "", False
@@ -127,7 +125,7 @@ def _author(sender: str, headers: Sequence[tuple[str, str]]) -> tuple[str, bool]
 
 
 def penalties_of(selection: SourceSelection) -> tuple[answers.SourcePenalty, ...]:
-    """Return the penalties of sources, the latest first."""
+    """Return the sources that destinations have refused, the latest first."""
     latest = selection.penalties()[: -MAX_PENALTIES - 1 : -1]
     return tuple(
         answers.SourcePenalty(
@@ -168,8 +166,8 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
     relay_running: bool = True
 
     async def explain(self, request: Explain) -> answers.Explanation:
-        """Explain the route of mail for an address. Raise ControlError if the request has no valid
-        address.
+        """Return the route of mail for an address and the policies that apply to it. Raise ControlError if
+        the request has no valid address.
         """
         listener = self._listener(request.listener)
         rails = await self.rails(request.user) if request.user else NO_LIMITS
@@ -189,7 +187,7 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     async def explain_queued(self, message: Message, row: answers.DeliveryRow) -> answers.Explanation:
-        """Explain the route of one queued delivery, which stays in its zone."""
+        """Return the route of a queued delivery, which stays in its zone."""
         request = Explain(
             address=row.recipient,
             sender=row.sender or "",
@@ -207,7 +205,9 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(found, priority=row.priority, queued=row)
 
     def compared(self, message: Message, row: answers.DeliveryRow) -> answers.DeliveryRow:
-        """Return the row with the rule that chose its zone, and the zone that would be chosen now."""
+        """Return the row of a delivery with the rule that chose its zone, and the zone that would be chosen
+        now.
+        """
         mark = f"zone={row.zone} "
         notes = [note.removeprefix(mark) for note in message.trace if note.startswith(mark)]
         routed = next((note for note in notes if row.recipient in note), notes[0] if notes else "")
@@ -295,8 +295,8 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
     def _rewritten(
         self, request: Explain, listener: ListenerSettings | None, plans: list[answers.RewritePlan]
     ) -> tuple[str, str]:
-        """Return the recipient and the sender after the reversal of SRS and [[rewrite]]. Add what applies to
-        the plans.
+        """Return the recipient and the sender after SRS addresses are restored and [[rewrite]] rules are
+        applied. Add each change to the plans.
         """
         recipient, sender = _mailbox(request.address), _sender(request.sender)
         srs, rewriting = self.srs(), self.rewriting()
@@ -321,9 +321,7 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
         return found[1], found[0]
 
     def _limits_in_words(self, rails: UserLimits | None, request: Explain, address: str, zone: str) -> str:
-        """Describe the effect of the user's limits, but not of used-up quotas, on mail for an address, or
-        return "" if there is none.
-        """
+        """Describe how the user's limits affect mail for an address, or return "" if they do not."""
         if rails is None:
             return f"rejected with {UNREADABLE.reply}"
         if not request.client:  # an unknown client may be in the user's networks
@@ -385,7 +383,7 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
         return self.zones.explain(address, mail, named=named)
 
     def _listener(self, text: str) -> ListenerSettings | None:
-        """Return the listener at an address. Raise ControlError if there is none."""
+        """Return the settings of the listener at an address. Raise ControlError if there is none."""
         if not text:
             return None
         listeners = {each.address: each for each in self.listeners()}
@@ -451,7 +449,7 @@ def _sender(text: str) -> str:
 
 
 def _mailbox(text: str) -> str:
-    """Return the requested address; a bare domain stands for a mailbox in it."""
+    """Return the address to explain; a domain alone stands for any mailbox in it."""
     address = text.strip("<> ")
     if not address or len(address) > MAX_ADDRESS or not address.isprintable():
         raise ControlError("not an address; expected an address such as user@example.com, or a domain")
@@ -463,8 +461,8 @@ def _mailbox(text: str) -> str:
 
 
 def source_address(ip: str, port: int) -> str:
-    """Return the local address of packets to `ip`. Connecting a datagram socket looks up the route and sends
-    nothing.
+    """Return the local address from which the system sends packets to `ip`. Connecting a datagram socket
+    looks up the route and sends nothing.
     """
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -481,8 +479,8 @@ def _priority(request: Explain, listener: ListenerSettings | None) -> Priority:
 
 
 def sts_plan(found: PolicyLookup | None) -> answers.StsPlan | None:
-    """Return the MTA-STS policy, or `None` if none is used because of the zone's settings or a destination
-    table.
+    """Return the MTA-STS policy of a domain, or `None` if the zone or a [[destination]] table does not use
+    MTA-STS.
     """
     if found is None:
         return None
@@ -493,7 +491,7 @@ def sts_plan(found: PolicyLookup | None) -> answers.StsPlan | None:
 
 
 def too_large_for(zone: ZoneSettings, size: int | None) -> str:
-    """Return the reply with which a message of this size would be bounced; "" if it would not be."""
+    """Return the reply with which the zone would bounce a message of this size, or "" if it would not."""
     if not zone.max_message_size or size is None or size <= zone.max_message_size:
         return ""
     most = format_size(zone.max_message_size)

@@ -1,4 +1,4 @@
-"""Handles operators' requests in a worker by calling the queue, the status and the explainer.
+"""Handles operators' requests in a worker with the queue, the status and the explainer.
 
 A failure of the store is answered with a ControlError that contains the store's message.
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 class Bodies(msgspec.Struct, frozen=True):
     """Reads message bodies for operators. `zone` returns the settings of a configured zone. `read` is called
-    with the message, the zone ("" for the stored body) and the person.
+    with the message, the zone ("" for the stored body) and the operator.
     """
 
     store: Store
@@ -59,8 +59,8 @@ class Bodies(msgspec.Struct, frozen=True):
     async def frames(
         self, request: requests.QueueCat, who: str
     ) -> AsyncGenerator[answers.MessageBody | answers.BodyPiece, None]:
-        """Yield a frame about the body, and then the body. Raise ControlError or StoreError if it cannot be
-        read.
+        """Yield a frame that describes the body of a message, and then the body in chunks. Raise ControlError
+        or StoreError if it cannot be read.
         """
         message_id, zone = MessageId(request.message_id), ""
         message = await self.store.read_message(message_id)
@@ -108,9 +108,9 @@ Method = Callable[[Any, ResponseStream], Awaitable[answers.Frame | Iterable[answ
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class ControlHandler:
-    """Implements `control.runner.Handler`. `status` composes the relay's own part of the answer. A supervisor
-    also asks for the metrics (after a `refresh`, as before a scrape) and for the reasons why the
-    worker is not ready.
+    """Handles operators' requests in a worker (implements `control.runner.Handler`). `status` returns the
+    worker's status. A supervisor also requests the metrics (after a `refresh`, as before a scrape) and for
+    the reasons why the worker is not ready.
     """
 
     operations: Operations
@@ -182,8 +182,8 @@ class ControlHandler:
             raise ControlError(str(error)) from error
 
     async def _history_written(self) -> None:
-        """Wait until the history includes the mail that has left the queue, because the client looks there
-        next.
+        """Wait until the history contains all mail that has left the queue, because the client will look
+        there.
         """
         if self.history is not None:
             await self.history.written()
@@ -229,7 +229,7 @@ class ControlHandler:
         return answers.WebhookReplayResult(queued=await webhooks.replay(courier, request.since))
 
     def _webhook(self, name: str) -> tuple[Webhooks, WebhookCourier]:
-        """Return a webhook by its name. Raise NotFoundError if it does not exist."""
+        """Return the webhook with this name and its courier. Raise NotFoundError if it does not exist."""
         webhooks = self.webhooks()
         courier = None if webhooks is None else webhooks.courier(name)
         if webhooks is None or courier is None:
@@ -322,7 +322,7 @@ class ControlHandler:
             await answer.send(await self.explainer.explain_queued(message, row))
 
     async def _resolve(self, request: requests.Resolve, answer: ResponseStream) -> answers.EndFrame:
-        """Send each matching address once, with one of its messages."""
+        """Send each address that has the pseudonym once, with the id of one of its messages."""
         matches, seen = self.redactor.matches, set[str]()
         wanted = set(re.split(r"[\s<>]+", request.pseudonym.lower()))
         if request.recent:
@@ -349,8 +349,8 @@ class ControlHandler:
 
 
 def delivery_row(delivery: Delivery, message: Message | None, state: DeliveryState) -> answers.DeliveryRow:
-    """Return a delivery as a row. `message` is `None` if it could not be read; sender and size are then
-    unknown.
+    """Convert a delivery to a row of a response. `message` is `None` if it could not be read; sender and size
+    are then unknown.
     """
     last = delivery.last
     return answers.DeliveryRow(
@@ -374,7 +374,7 @@ def delivery_row(delivery: Delivery, message: Message | None, state: DeliverySta
 
 
 def message_detail(message: Message, rows: Iterable[answers.DeliveryRow]) -> answers.MessageDetail:
-    """Return all that is known of a message. What its parts call by the same name is not named here."""
+    """Return the details of a stored message. What its parts call by the same name is not named here."""
     envelope = message.envelope
     known = {**structs.asdict(envelope.origin), **structs.asdict(envelope), **structs.asdict(message)}
     return msgspec.convert(

@@ -68,7 +68,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 async def ask(question: Callable[..., T], /, *given: object) -> T:
-    """Ask a question of a `HistorySearch` in a thread. Raise BusyError if too many questions are asked or the
+    """Run a search of `HistorySearch` in a thread. Raise BusyError if too many questions are asked or the
     time is over; a search then raises UnsearchableError.
     """
     pool = HISTORY if getattr(question, "__func__", None) is HistorySearch.search else LOOKUPS
@@ -85,20 +85,21 @@ AskRelay = Callable[[Iterable[QueueShow | Resolve]], Awaitable[list[str]]]
 
 
 def redactor_of(settings: Settings) -> Redactor | None:
-    """Return the redactor, or `None` if there is no key and so no pseudonyms. Raise RedactKeyError."""
+    """Return the redactor with the relay's key, or `None` if there is no key and so no pseudonyms. Raise
+    RedactKeyError.
+    """
     key = load_key(redact_key_of(settings))
     return None if key is None else Redactor(key, enabled=True)
 
 
 def form(value: str, settings: Settings, redactor: Redactor | None) -> SearchForms:
-    """Return the form in which a value is searched for. Raise UnsearchableError if there is none."""
+    """Return the forms in which the history may contain a value. Raise UnsearchableError if there is none."""
     return form_of(value, redactor, clear=settings.history.addresses is HistoryAddresses.CLEAR)
 
 
 class HistorySearch(msgspec.Struct, frozen=True):
-    """Answers questions about the histories of this machine at the time `now`. Each blocks for at most
-    `longest` seconds and then raises TooLongError; it raises RedactKeyError if the key of the pseudonyms
-    cannot be read.
+    """Searches the histories of this machine as of the time `now`. Each blocks for at most `longest` seconds
+    and then raises TooLongError; it raises RedactKeyError if the key of the pseudonyms cannot be read.
     """
 
     settings: Settings
@@ -108,8 +109,8 @@ class HistorySearch(msgspec.Struct, frozen=True):
     async def found(
         self, wanted: HistoryFind, known: Sequence[str] = (), relay: AskRelay | None = None
     ) -> SearchResult:
-        """Search in a thread (see `search` and `ask`), with the `known` addresses, and those that the relay
-        knows, in place of pseudonyms.
+        """Search the history in a thread, and replace pseudonyms by the `known` addresses and those that the
+        relay knows.
         """
         answer = await ask(self.search, wanted)
         more = [] if relay is None else await relay(questions(answer.found))
@@ -119,9 +120,7 @@ class HistorySearch(msgspec.Struct, frozen=True):
     async def line(
         self, message_id: str, known: Sequence[str] = (), relay: AskRelay | None = None
     ) -> Timeline:
-        """Return the time line of a message as `time_line` does, in a thread (see `ask`), also with the
-        addresses that the relay knows.
-        """
+        """Return the timeline of a message in a thread, also with the addresses that the relay knows."""
         if relay is not None:
             known = [*known, *await relay(questions(await ask(self.entries, message_id)))]
         return await ask(self.time_line, message_id, known)
@@ -160,7 +159,7 @@ class HistorySearch(msgspec.Struct, frozen=True):
             ) from None
 
     def time_line(self, message_id: str, known: Sequence[str] = ()) -> Timeline:
-        """Return the time line of a message, with the `known` addresses in place of pseudonyms."""
+        """Return the timeline of a message, with the `known` addresses in place of their pseudonyms."""
         with self._open(self.longest) as histories:
             records = histories.records(message_id)
             users = self._users(histories.redactor, (each.text("user") for each in records))
@@ -171,8 +170,8 @@ class HistorySearch(msgspec.Struct, frozen=True):
             return Timeline(steps=named(lines, names), gaps=gaps, workers=workers)
 
     def entries(self, message_id: str, user: str | None = None) -> list[HistoryEntry]:
-        """Return the outcomes of one message by recipient, in the order of its envelope; for a `user`, only
-        if it is that user's message. Raise UnsearchableError.
+        """Return the outcomes of a message, one per recipient in the order of its envelope. Raise
+        UnsearchableError.
         """
         with self._open(self.longest) as histories:
             found = reader.entries_of(message_id, histories.records(message_id))
@@ -186,7 +185,7 @@ class HistorySearch(msgspec.Struct, frozen=True):
     def sent(
         self, query: reader.Query, user: str | None, recipient: str, limit: int
     ) -> list[reader.SentMessage]:
-        """Return messages, the newest first; for a `user`, only that user's. Raise UnsearchableError."""
+        """Return the messages that match a query, newest first. Raise UnsearchableError."""
         with self._open(self.longest) as histories:
             forms = self._forms(histories, user=user, recipient=recipient or None)
             return histories.sent(structs.replace(query, **forms), limit)
@@ -204,7 +203,7 @@ class HistorySearch(msgspec.Struct, frozen=True):
         return f"message {message_id} has left the queue: {lines}"
 
     def pseudonyms(self, addresses: Iterable[str]) -> dict[str, str]:
-        """Return the addresses that the operator knows by their pseudonyms."""
+        """Return the pseudonyms of these addresses, each with its address."""
         redactor = redactor_of(self.settings)
         return {} if redactor is None else {redactor.mailbox(Mailbox(each)): each for each in addresses}
 
@@ -213,13 +212,13 @@ class HistorySearch(msgspec.Struct, frozen=True):
         return Histories(directory, redactor_of(self.settings), self.now, longest=longest)
 
     def _forms(self, histories: Histories, **values: str | None) -> dict[str, Any]:
-        """Return the forms in which the values that are given are searched for."""
+        """Return the forms in which the history may contain each given value."""
         given = {name: value for name, value in values.items() if value is not None}
         return {name: form(value, self.settings, histories.redactor) for name, value in given.items()}
 
     def _users(self, redactor: Redactor | None, stored: Iterable[str]) -> dict[str, str]:
-        """Return the names of users that are addresses, by their pseudonyms. The credentials are read only if
-        one of the `stored` names is a pseudonym, because there may be 100,000.
+        """Return the pseudonyms of the users whose names are addresses, each with the name. The credentials
+        are read only if one of the `stored` names is a pseudonym, because there may be 100,000.
         """
         if redactor is None or not any(map(_PSEUDONYM.fullmatch, stored)):
             return {}
@@ -231,7 +230,7 @@ class HistorySearch(msgspec.Struct, frozen=True):
 
 
 def continued(lines: Timeline, queued: Sequence[TraceStep]) -> list[TraceStep]:
-    """Return all known events of one message. Future events, which the queue knows, come last."""
+    """Return all known events of a message: those in the history, then future ones from the queue."""
     if not any(each.event in ("accepted", "is-report") for each in lines.steps):
         return list(queued)  # the queue knows the acceptance and the last attempt
     later = [each for each in queued if each.event not in ("accepted", "settled", "attempt")]
@@ -239,9 +238,7 @@ def continued(lines: Timeline, queued: Sequence[TraceStep]) -> list[TraceStep]:
 
 
 def questions(found: Iterable[HistoryEntry]) -> list[QueueShow | Resolve]:
-    """Return the requests for the addresses in these entries that a relay knows: the last ones, which are in
-    its memory, and those of mail in its queue.
-    """
+    """Return requests to the relay for the addresses behind pseudonyms in these entries."""
     entries = list(found)
     texts = [text for each in entries for text in (each.sender, each.recipient, each.user, each.reply)]
     names = list(dict.fromkeys(name for text in texts for name in _PSEUDONYM.findall(text)))[-MAX_KNOWN:]
@@ -252,7 +249,7 @@ def questions(found: Iterable[HistoryEntry]) -> list[QueueShow | Resolve]:
 
 
 def named(rows: Iterable[S], names: Mapping[str, str]) -> tuple[S, ...]:
-    """Return the rows with the pseudonyms in their texts replaced by addresses (`pseudonyms`)."""
+    """Return these rows with addresses in place of their pseudonyms."""
 
     def clear(text: str) -> str:
         return _PSEUDONYM.sub(lambda found: names.get(found[0], found[0]), text)
@@ -265,8 +262,8 @@ def named(rows: Iterable[S], names: Mapping[str, str]) -> tuple[S, ...]:
 
 
 def of_interest(answer: SearchResult, *, asked: bool) -> list[HistoryGap]:
-    """Return the gaps worth reporting. That the history does not reach further back matters only if nothing
-    was found, or if that time was `asked` for.
+    """Return the gaps in the history that are worth reporting. That the history does not reach further back
+    matters only if nothing was found, or if that time was `asked` for.
     """
     return [
         gap for gap in answer.gaps if gap.began is not None or gap.ended is None or asked or not answer.found
@@ -274,7 +271,7 @@ def of_interest(answer: SearchResult, *, asked: bool) -> list[HistoryGap]:
 
 
 def in_words(gaps: Sequence[HistoryGap], when: Callable[[float], str], *, several: bool) -> list[str]:
-    """Return a text for each gap, which names the worker if there are `several`."""
+    """Describe each gap in a sentence, which names the worker if there are `several`."""
     lines = []
     for gap in gaps[:MAX_GAPS]:
         began = "the beginning" if gap.began is None else when(gap.began)

@@ -33,8 +33,8 @@ class OrderAnswers(msgspec.Struct, frozen=True):
     zones: Callable[[], Collection[str]]
 
     async def in_force(self) -> tuple[answers.OrderRow, ...]:
-        """Return the active ones. Raise OrdersError if their file cannot be read, and StoreError if the store
-        fails.
+        """Return the active suspensions and hold rules after reading their file. Raise OrdersError if their
+        file cannot be read, and StoreError if the store fails.
         """
         await self.orders.look()
         return self.rows()
@@ -78,7 +78,7 @@ class OrderAnswers(msgspec.Struct, frozen=True):
         return answers.OrdersResult(orders=tuple(map(self._row, ended)), released=released)
 
     async def undo(self, order_id: str, reason: str, who: str) -> answers.ChangeResult | None:
-        """End the suspension or hold rule with this id, or return `None` if there is none. Raise the
+        """End the suspension or hold rule with this id, or return `None` if it does not exist. Raise the
         errors of `suspend`.
         """
         if all(order.id != order_id for order in self.orders.table.orders):
@@ -95,7 +95,7 @@ class OrderAnswers(msgspec.Struct, frozen=True):
         )
 
     def rows(self) -> tuple[answers.OrderRow, ...]:
-        """Return the active ones, the newest first."""
+        """Return the active suspensions and hold rules, newest first."""
         return tuple(map(self._row, reversed(self.orders.table.orders)))
 
     def about(self, mail: Subject) -> tuple[answers.OrderRow, ...]:
@@ -146,7 +146,7 @@ class OrderAnswers(msgspec.Struct, frozen=True):
         return sorted({*self.zones(), *stored, "default"})
 
     def _hosts(self, about: Selectors) -> tuple[str, ...]:
-        """Return the hosts of a destination, by the name that `status` shows."""
+        """Return the hosts of the destination that `status` shows by this name."""
         wanted = (about.destination or "").lower()
         found = (
             each.key.partition(" ")[2]
@@ -156,7 +156,7 @@ class OrderAnswers(msgspec.Struct, frozen=True):
         return tuple(dict.fromkeys(found))[:MAX_HOSTS]
 
     async def _expiry(self, about: Selectors) -> float | None:
-        """Return a time before which none of the selected mail expires. If there is too much mail to check
+        """Return a time before which none of the suspended mail expires. If there is too much mail to check
         within `LOOK` seconds, it is derived from the oldest mail of the zones.
         """
         first_expiry, store = self.operations.settler.first_expiry, self.operations.store

@@ -1,4 +1,4 @@
-"""Writes the report for a day or another period as plain text, from the history and the current queue.
+"""Writes the report about a day or another period as plain text, from the history and the current queue.
 
 It reads the histories of all workers of this machine. It blocks, but yields to other threads all the time,
 because a busy day has millions of events. The report mentions gaps in a history and a relay that does not
@@ -34,7 +34,7 @@ SENDERS = "Accepted, by sender"
 
 
 class Figures(msgspec.Struct):
-    """The numbers of one period of the report."""
+    """The numbers of a report, collected from the events of its period."""
 
     totals: Counter[str] = msgspec.field(default_factory=Counter)
     octets: int = 0
@@ -98,8 +98,8 @@ def report(
     now: RelayStatus | ControlError,
     known: Callable[[Sequence[str]], Mapping[str, str]] = lambda senders: {},
 ) -> str:
-    """Return the report of the `period` between two Unix times. Blocks. `now` is the relay's answer about its
-    queue. `known` returns the addresses that it knows of some pseudonyms.
+    """Return the report about the `period` between two Unix times. Blocks. `now` is the relay's answer about
+    its queue. `known` returns the addresses that it knows of some pseudonyms.
     """
     (since, until), figures = period, Figures()
     with Histories(settings.spool.path.parent / DIRECTORY, None) as histories:

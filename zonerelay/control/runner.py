@@ -1,5 +1,4 @@
-"""Runs the relay's request handler for all clients: over HTTP, over a worker's socket, and within the
-process.
+"""Runs requests of all clients with one handler: over HTTP, over a worker's socket, and within the process.
 
 Promises: a slow client holds a bounded number of frames. An exception in a handler is reported through
 `on_error` and answered with UnexpectedError. When the client disconnects, an operation that `completes` runs
@@ -50,29 +49,31 @@ class ResponseStream:
         return self.call.caller
 
     async def send(self, frame: Frame) -> None:
-        """Send a frame, after waiting while the client is behind. Raise ClientDisconnected if it has
-        disconnected.
+        """Send a frame, after waiting if the client has not read earlier frames. Raise ClientDisconnected if
+        it has disconnected.
         """
         if self.unheard:
             raise ClientDisconnected
         await self.queue.put(frame)
 
     def leave(self) -> None:
-        """Mark the client as disconnected, and wake a handler that is waiting for it."""
+        """Mark the client as disconnected, and wake a handler that waits to send."""
         self.unheard = True
         while not self.queue.empty():
             self.queue.get_nowait()
 
 
 class Handler(Protocol):
-    """Handles requests. ControlError is sent to the client; any other exception is reported as a bug."""
+    """Interface: handles operators' requests. ControlError is sent to the client; any other exception is
+    reported as a bug.
+    """
 
     async def handle(self, request: Request, answer: ResponseStream) -> EndFrame: ...
 
 
 class Runner:
-    """Runs requests concurrently, up to a limit. Call `close` before closing the handler. At most `most`
-    requests run at the same time.
+    """Runs operators' requests concurrently, at most `most` at a time. Call `close` before closing the
+    handler.
     """
 
     def __init__(self, handler: Handler, on_error: OnError, *, most: int = MAX_RUNNING) -> None:
@@ -115,7 +116,7 @@ class Runner:
                 await cancel_all(work)
 
     async def frames(self, call: OperationCall, *, beat: float | None = None) -> AsyncGenerator[Frame, None]:
-        """Yield the frames of `batches` one by one."""
+        """Yield the frames of the response one by one, like `batches`."""
         async with aclosing(self.batches(call, beat=beat)) as batches:
             async for batch in batches:
                 for frame in batch:
@@ -136,7 +137,9 @@ class Runner:
         return tuple(found), end
 
     async def one(self, request: Request, answer: type[F], caller: str) -> F:
-        """Return the one frame that answers a simple request. Raise ControlError if the request fails."""
+        """Handle a request in this process, and return the single frame of its response. Raise ControlError
+        if the request fails.
+        """
         found, _ = await self.all(request, answer, caller)
         if not found:
             raise UnexpectedError(f"the response contains no {answer.__name__}")
@@ -163,7 +166,7 @@ class Runner:
 
 
 def _previewed(call: OperationCall) -> OperationCall:
-    """Return the call, changed to one that only counts matches if it is a preview of a change."""
+    """Return the call, or for the preview of a change, a call that only counts matching deliveries."""
     request = call.request
     if not isinstance(request, QueueChange):
         return call

@@ -50,7 +50,7 @@ SOCKET_MODE = 0o600
 
 
 def bind(path: Path) -> socket.socket:
-    """Return a bound socket that does not listen yet. Raise ControlError if it cannot be created."""
+    """Create and bind a Unix socket that does not listen yet. Raise ControlError if it cannot be created."""
     try:
         return bound_path(path, SOCKET_MODE)
     except OSError as error:
@@ -134,7 +134,7 @@ _BACKLOG = 16
 
 
 class CallSocket:
-    """The Unix socket on which a process serves calls of the relay's other processes."""
+    """The Unix socket on which a process handles requests of the relay's other processes."""
 
     def __init__(self, path: Path, handler: Handler, *, on_error: OnError) -> None:
         self._path = path
@@ -185,8 +185,8 @@ class CallSocket:
 
 
 async def _received(reader: asyncio.StreamReader) -> OperationCall:
-    """Return the call. Raise InvalidError if it is not valid, and ClientDisconnected if the client has
-    disconnected.
+    """Read a request from the client. Raise InvalidError if it is not valid, and ClientDisconnected if the
+    client has disconnected.
     """
     try:
         async with asyncio.timeout(REQUEST_TIMEOUT):
@@ -222,8 +222,8 @@ class NoResponseError(Exception):
 
 
 async def frames(path: Path, call: OperationCall, *, silence: float = SILENCE) -> AsyncGenerator[Frame, None]:
-    """Yield every frame of the response, `EndFrame` last. Raise ControlError (from the other process) and
-    NoResponseError.
+    """Send a call to another process, and yield the frames of the response, `EndFrame` last. Raise
+    ControlError (from the other process) and NoResponseError.
     """
     try:
         async with asyncio.timeout(silence):
@@ -265,13 +265,15 @@ def _words(error: OSError) -> str:
 
 
 class RelayHandler:
-    """Implements `Handler` in a worker by calls to its supervisor, which answers at the socket `path`."""
+    """Handles requests in a worker by forwarding them to the supervisor, whose socket is at `path`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     async def handle(self, request: Request, answer: ResponseStream) -> EndFrame:
-        """Forward the call. Raise ControlError if it fails, ClientDisconnected if the client has gone."""
+        """Forward the request to the supervisor. Raise ControlError if it fails, ClientDisconnected if the
+        client has gone.
+        """
         try:
             async with aclosing(frames(self._path, answer.call, silence=TIMEOUT)) as answered:
                 async for frame in answered:

@@ -35,10 +35,10 @@ MAX_MESSAGES = 10_000
 
 
 class LiveStreams:
-    """The live streams of one worker."""
+    """The event streams and transcripts of one worker that operators are reading."""
 
     def __init__(self, events: Events, redactor: Redactor, join: Callable[[], None] = lambda: None) -> None:
-        """Initialize the streams. `join` is called so that a new transcript records the transactions that are
+        """Create the streams. `join` is called so that a new transcript records the transactions that are
         under way.
         """
         self._join = join
@@ -71,7 +71,7 @@ class LiveStreams:
             self._events.leave(stream)
 
     def _with_addresses(self, record: Sequence[MailEvent]) -> Iterator[MailEvent]:
-        """Yield the events with the addresses of the pseudonyms that are in memory."""
+        """Yield the events with addresses in place of the pseudonyms that are still in memory."""
         texts = (text for each in record for text in each.fields.values() if isinstance(text, str))
         clear = self._redactor.clear(texts)
         for each in record:
@@ -81,7 +81,7 @@ class LiveStreams:
             yield msgspec.structs.replace(each, fields=fields)
 
     async def transcribe(self, request: TranscriptRequest, answer: ResponseStream) -> EndFrame:
-        """Stream protocol lines until the requested time, bytes or sessions are reached, or the client
+        """Stream protocol lines until a requested limit of time, bytes or sessions is reached, or the client
         disconnects. Raise BusyError if there are too many streams, InvalidError if the filter is not valid.
         """
         stream: BoundedStream[TranscriptLine] = BoundedStream(ROOM)
@@ -106,7 +106,7 @@ class LiveStreams:
 async def _sent(
     stream: BoundedStream[T], answer: ResponseStream, shown: Callable[[Sequence[T]], Iterable[T]]
 ) -> EndFrame:
-    """Send what comes until the stream is closed."""
+    """Send the items of a stream to the client until the stream is closed."""
     count = 0
     while True:
         found, missed = await stream.take()
@@ -138,8 +138,8 @@ def _checked(request: TranscriptRequest, stream: BoundedStream[TranscriptLine]) 
 
 
 class _TailFilter:
-    """The filter of one tail stream. Later events of a message do not name its sender, user or client: they
-    match if the acceptance of the message did. The constructor raises UnsearchableError if a value cannot be
+    """The filter of one event stream. Only the acceptance of a message names its sender, user and client: its
+    later events match if the acceptance did. The constructor raises UnsearchableError if a value cannot be
     searched for.
     """
 
@@ -187,7 +187,7 @@ class _TailFilter:
         )
 
     def _is_of_message(self, event: str, text: Callable[[str], str], has: Callable[..., bool]) -> bool:
-        """Return whether the event, or the acceptance of its message, has the sender, the user and the
+        """Return whether the event, or the acceptance of its message, matches the sender, the user and the
         client.
         """
         if self._any is None and not self._of_message:

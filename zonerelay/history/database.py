@@ -1,5 +1,5 @@
-"""Defines the history file of one worker: its tables, its index, and the limits of its age and size. Blocks;
-used in threads.
+"""Defines the SQLite file with the history of one worker: its tables, its index, and its limits of age and
+size. Blocks; used in threads.
 
 Events are stored as JSON in blocks of at most `BLOCK`, because a row for each would cost more than everything
 else. The index has a number for each address, message id and Message-ID of a block, in parts of `PART`
@@ -77,11 +77,13 @@ def decode(block: str) -> list[tuple[float, str, dict[str, Field]]]:
 
 
 class VersionError(sqlite3.DatabaseError):
-    """The file was written by a later version of zonerelay."""
+    """The history file was written by a later version of zonerelay."""
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
-    """Open the file, creating it and its directory if necessary. Raise OSError if that fails."""
+    """Open a history file for writing, creating it and its directory if necessary. Raise OSError if that
+    fails.
+    """
     durable.make_directory(path.parent)
     new = sqlite3.connect(path, timeout=BUSY, isolation_level=None, check_same_thread=False)
     with closed_on_failure(new) as database:
@@ -95,7 +97,9 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
 
 
 def open_for_reading(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
-    """Open the file for reading. With `immutable`, only the file itself is read, without SQLite's log."""
+    """Open a history file for reading. With `immutable`, SQLite reads only the file itself, without its
+    WAL.
+    """
     mode = "mode=ro&immutable=1" if immutable else "mode=ro"
     new = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=BUSY)
     with closed_on_failure(new) as database:
@@ -111,12 +115,12 @@ def _version(database: sqlite3.Connection) -> int:
 
 
 def number_of(value: str) -> int:
-    """Return the index number of a value, ignoring case as pseudonyms do."""
+    """Return the index key of a value, ignoring case as pseudonyms do."""
     return crc32(value.lower().encode("utf-8", "surrogatepass"))
 
 
 def values_of(events: Sequence[Event]) -> set[str]:
-    """Return the values by which these events are found."""
+    """Return the values of these events that are entered in the index."""
     found: set[Field] = set()
     for _, _, fields in events:
         get = fields.get
@@ -129,7 +133,9 @@ def values_of(events: Sequence[Event]) -> set[str]:
 
 
 def insert(database: sqlite3.Connection, first: int, events: Sequence[Event]) -> int:
-    """Insert events as blocks with rows from `first` on, and return the next row. The caller commits."""
+    """Store events as blocks, beginning with row `first`, and return the next free row. The caller
+    commits.
+    """
     blocks: list[Field] = []
     terms: list[int] = []
     row = first
@@ -158,16 +164,14 @@ def _insert(database: sqlite3.Connection, table: str, columns: int, values: Sequ
 
 
 def span(database: sqlite3.Connection) -> tuple[int, int]:
-    """Return the first row, and the row after the last."""
+    """Return the number of the first block's row, and that after the last block's."""
     ends = "SELECT coalesce((SELECT min(row) FROM block), 0), coalesce((SELECT max(row) FROM block), -1) + 1"
     low, high = database.execute(ends).fetchone()  # min and max in one SELECT would read all rows
     return int(low), int(high)
 
 
 def first_row(database: sqlite3.Connection, since: float) -> int:
-    """Return a row before which no event is later than `since`; event times may be out of order by
-    `SLACK`.
-    """
+    """Return the first row that may have events after `since`; event times may be out of order by `SLACK`."""
     low, high = span(database)
     if since <= SLACK:
         return low
@@ -183,7 +187,7 @@ def first_row(database: sqlite3.Connection, since: float) -> int:
 def rows_with(
     database: sqlite3.Connection, values: Iterable[str], since: float = 0.0, *, oldest_first: bool = False
 ) -> Iterator[int]:
-    """Yield the rows of blocks that may have one of these values, the newest first, from `since` on."""
+    """Yield the rows of blocks from `since` on that may contain one of these values, newest first."""
     numbers = sorted({number_of(value) for value in values})
     first, last = first_row(database, since), span(database)[1] - 1
     query = (
@@ -197,8 +201,8 @@ def rows_with(
 
 
 def trim(database: sqlite3.Connection, before: float, most: int) -> bool:
-    """Remove blocks of one part that are older than `before`, or the oldest ones while the file is larger
-    than `most` bytes. Return true if there may be more to remove.
+    """Remove the blocks of one part that are older than `before`, or the oldest while the file exceeds `most`
+    bytes. Return true if there may be more to remove.
     """
     first = database.execute("SELECT row, last FROM block ORDER BY row LIMIT 1").fetchone()
     if first is None:
@@ -221,7 +225,7 @@ def trim(database: sqlite3.Connection, before: float, most: int) -> bool:
 
 
 def used(database: sqlite3.Connection) -> int:
-    """Return the size of the file in bytes, without the space that is free for new rows."""
+    """Return the size of the history file in bytes, without its free pages."""
     pages, free, size = (
         int(database.execute(f"PRAGMA {name}").fetchone()[0])
         for name in ("page_count", "freelist_count", "page_size")
@@ -230,7 +234,7 @@ def used(database: sqlite3.Connection) -> int:
 
 
 def forget(database: sqlite3.Connection, values: Sequence[str], instead: str) -> int:
-    """Replace these values by `instead` wherever an event has them, and return the number of replacements.
+    """Replace these values by `instead` in all events, and return the number of replacements.
 
     The old values are overwritten with zeros on disk, too, once SQLite's log has been written to the file.
     """
@@ -258,7 +262,9 @@ def forget(database: sqlite3.Connection, values: Sequence[str], instead: str) ->
 
 
 def _without(text: str, found_in: re.Pattern[str], instead: str) -> tuple[str, int]:
-    """Replace in the values of the fields only: a user may be called like a field, or be a number."""
+    """Replace values in the fields of events only, because a user may have the name of a field or be a
+    number.
+    """
     count = 0
     events = decode(text)
     for _, _, fields in events:

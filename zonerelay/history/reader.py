@@ -1,4 +1,4 @@
-"""Searches the histories of all workers of this machine, and reports the times that they do not cover.
+"""Searches the histories of all workers of this machine, and reports the periods that they do not cover.
 
 The reader never queries a running relay: it reads the files, which may not have the last second yet. A file
 that cannot be read is a gap with a reason, never an error. So is a time for which the history was off, events
@@ -45,11 +45,11 @@ _LOOKS = 10_000
 
 
 class TooLongError(Exception):
-    """The search exceeded its time limit."""
+    """The search in the history exceeded its time limit."""
 
 
 class HistoryGap(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gap"):
-    """A time that the history of a worker does not cover, in Unix seconds; `None` means an open end."""
+    """A period that the history of a worker does not cover, in Unix seconds; `None` means an open end."""
 
     worker: int
     began: float | None = None
@@ -84,7 +84,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
 
 
 class HistoryRecord(msgspec.Struct, frozen=True):
-    """An event as stored in the history."""
+    """One event, as stored in the history."""
 
     at: float
     name: str
@@ -103,12 +103,12 @@ class SentMessage(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> tuple[float, str]:
-        """The position in chronological order."""
+        """The sort key for chronological order."""
         return self.accepted.at, self.accepted.text("id")
 
 
 def _records(events: str) -> list[HistoryRecord]:
-    """Return the events of a block; a result that several recipients share becomes one event for each."""
+    """Return the events of a block, with a separate event for each recipient of a shared result."""
     found = []
     for at, name, fields in decode(events):
         if name in ATTEMPTS and (to := fields.pop("to", None)):
@@ -140,14 +140,14 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def indexed(self) -> frozenset[str]:
-        """Values of which each match has one, or none: all rows have to be read."""
+        """Values in the index of which every match has one, or none if all rows have to be read."""
         return next(
             (form.exact for form in (self.any, self.recipient, self.sender) if form and form.exact),
             frozenset(),
         )
 
     def may_match(self, record: HistoryRecord) -> bool:
-        """Return whether the message, or the refusal, of this record may match."""
+        """Return whether the message or the refusal of this event may match the search."""
         text = record.text
         if form := self.any or self.recipient or self.sender:
             names = ("sender", "recipient", "mailbox", "message-id", "user", "client", "id", "about")
@@ -248,19 +248,21 @@ class Histories:
 
     @property
     def workers(self) -> list[int]:
-        """Of which there is a file that can be read."""
+        """The numbers of the workers whose history can be read."""
         return [file.worker for file in self.files]
 
     def find(self, query: Query, limit: int) -> tuple[list[HistoryEntry], bool]:
-        """Return the newest `limit` matches in chronological order, and whether there are more."""
+        """Search for messages and refusals: return the newest `limit` in chronological order, and whether
+        there are more.
+        """
         seen: set[str] = set()
         entries = self._of_each(lambda file: islice(self._entries(file, query, seen), limit + 1))
         found = sorted(entries, key=lambda entry: entry.at)
         return found[-limit:], len(found) > limit
 
     def records(self, message_id: str, *, until_final: bool = False) -> list[HistoryRecord]:
-        """Return the events of a message in chronological order, or, with `until_final`, those that determine
-        its outcomes.
+        """Return the events of a message in chronological order, or only those that determine its outcomes
+        (`until_final`).
         """
         began = int(message_id[:11], 16) / 1000 if is_message_id(message_id) else 0.0
         found: list[HistoryRecord] = []
@@ -307,7 +309,7 @@ class Histories:
                     yield SentMessage(record, entries)
 
     def since(self, since: float, until: float = float("inf")) -> Iterator[HistoryRecord]:
-        """Return all events of a period, in chronological order per worker."""
+        """Yield all events of a period, in chronological order per worker."""
         query = "SELECT events FROM block WHERE last >= ? AND first <= ? ORDER BY row"
         return self._of_each(
             lambda file: (
@@ -319,13 +321,13 @@ class Histories:
         )
 
     def gaps(self, since: float, until: float) -> list[HistoryGap]:
-        """Return the times in between that are not covered, with the reasons."""
+        """Return the parts of a period that the histories do not cover, with the reasons."""
         found = list(self._of_each(lambda file: self._gaps_of(file, since, until)))
         return [*self.broken, *found]
 
     def refused_more(self, query: Query) -> int:
-        """Return how many refusals were only counted instead of stored, of one client if the query
-        names one.
+        """Return the number of refusals that were counted but not stored, in total or of the client in the
+        query.
         """
         blocks = "SELECT events FROM block WHERE refused > 0 AND last BETWEEN ? AND ?"
         values = query.since, min(query.until, self.now)
@@ -388,7 +390,7 @@ class Histories:
             yield HistoryGap(worker=worker, began=began, why=f"{WAS_OFF}, and still is")
 
     def _of_each(self, read: Callable[[_HistoryFile], Iterable[T]]) -> Iterator[T]:
-        """Yield what is read from each file. Record a file as broken if it cannot be read."""
+        """Yield the results of `read` for each history file. Record a file as broken if it cannot be read."""
         for file in list(self.files):
             try:
                 yield from read(file)
@@ -412,7 +414,7 @@ class Histories:
 
 
 def _before(file: _HistoryFile, terms: frozenset[str], last: float, since: float) -> Iterator[HistoryRecord]:
-    """Yield events, the newest first, of the blocks that may have one of these values."""
+    """Yield events up to the time `last`, newest first, from blocks that may contain one of these values."""
     found = file.database.execute(
         "SELECT row FROM block WHERE first <= ? ORDER BY row DESC LIMIT 1", (last,)
     ).fetchone()
@@ -432,7 +434,7 @@ def _is_final(records: Sequence[HistoryRecord]) -> bool:
 
 
 def _candidates(file: _HistoryFile, query: Query, in_time: Callable[[], None]) -> Iterator[HistoryRecord]:
-    """Yield records whose messages may match, the newest first."""
+    """Yield events, newest first, whose messages may match the search."""
     rare = query.outcome in _RARE
     blocks: Iterable[list[HistoryRecord]]
     if query.indexed:
@@ -451,7 +453,7 @@ def _candidates(file: _HistoryFile, query: Query, in_time: Callable[[], None]) -
 
 
 def _all(database: sqlite3.Connection, query: Query) -> Iterator[list[HistoryRecord]]:
-    """Read all blocks, the newest first. SQLite leaves out those that cannot match."""
+    """Yield the events of all blocks, newest first. SQLite omits blocks that cannot match."""
     if query.outcome in _RARE:
         where, parts = " AND instr(events, ?)", [f'"{query.outcome}"']
     else:
@@ -481,7 +483,7 @@ def _refusal(record: HistoryRecord) -> HistoryEntry:
 
 
 def entries_of(message_id: str, records: Sequence[HistoryRecord]) -> list[HistoryEntry]:
-    """Return one entry for each known recipient."""
+    """Return the outcome of a message for each known recipient."""
     by_recipient: dict[str, HistoryEntry] = {}
     base = HistoryEntry(at=0.0, message_id=message_id, outcome="waiting")
     refusals = [_refusal(each) for each in records if each.name in _ALONE]

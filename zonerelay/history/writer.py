@@ -94,14 +94,16 @@ class History:
         self._trim_at = 0.0
 
     def tell(self, broken: Callable[[str], None], restored: Callable[[int], None]) -> None:
-        """Set the functions that are called about errors, in the writing thread."""
+        """Set the functions to call when writing fails and when it works again; they run in the writing
+        thread.
+        """
         self._broken, self._restored = broken, restored
 
     def problems(self) -> tuple[str, ...]:
         return (f"history: {self.problem}",) if self.problem else ()
 
     def size(self) -> int:
-        """Return the bytes on the disk. Blocks."""
+        """Return the size of the history on disk in bytes. This blocks."""
         found = 0
         for end in ("", "-wal"):
             with contextlib.suppress(OSError):
@@ -109,8 +111,8 @@ class History:
         return found
 
     def put(self, event: str, fields: Mapping[str, Field]) -> None:
-        """Add a record, on the event loop. Never raises or waits. The caller must not change the fields
-        afterwards.
+        """Queue an event for writing, on the event loop. This never raises an exception and never waits. The
+        caller must not change the fields afterwards.
         """
         now = self._now()
         if len(self._queue) >= MOST:
@@ -126,8 +128,8 @@ class History:
             self._wake.set()
 
     async def written(self) -> None:
-        """Wait until the events so far are in the file. Return at once if it cannot be written, and after
-        `PATIENCE` seconds in any case.
+        """Wait until all events so far are in the history file. Return at once if it cannot be written, and
+        after `PATIENCE` seconds in any case.
         """
         if not self._queue or self.problem or self._stop.is_set():
             return
@@ -212,7 +214,7 @@ class History:
             self._restored(dropped)
 
     def _commit(self, database: sqlite3.Connection, events: Sequence[Event], lost: Lost | None) -> bool:
-        """Store events, and return whether a part of the index is full."""
+        """Write events to the history file, and return whether a part of the index is full."""
         from zonerelay.history.database import PART, insert  # noqa: PLC0415 - as above
 
         before = self._row // PART
@@ -272,7 +274,9 @@ class History:
             self._broken(problem)
 
     def _set_aside(self, error: Exception) -> None:
-        """Set the file aside and write the waiting events to a new one, which records since when."""
+        """Rename an unusable history file, and write the waiting events to a new one, which records the
+        gap.
+        """
         with contextlib.suppress(Exception):
             self._database.close()
         aside = self.file.with_name(f"{self.file.name}.aside")
@@ -315,7 +319,7 @@ def off_mark(file: Path) -> Path:
 
 
 def note_off(file: Path) -> None:
-    """Record that the relay starts without a history, if there is a history file."""
+    """Record that the history is disabled at this start, if there is a history file."""
     mark = off_mark(file)
     with contextlib.suppress(OSError):
         if file.exists() and not mark.exists():

@@ -1,4 +1,4 @@
-"""Receives mail: listeners, SMTP sessions, and the path of one message into the store.
+"""Receives mail: listeners, SMTP sessions, and the processing of each message until it is stored.
 
 `listen` accepts connections, `session` speaks SMTP on one of them, and `cleanup` brings a message to the
 store. `access`, `limits`, `policy` and `tls` decide and protect. `state` holds the objects that the commands

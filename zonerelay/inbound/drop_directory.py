@@ -60,7 +60,7 @@ _KEYED = re.compile(rb"(?im)^Idempotency-Key[ \t]*:")
 
 
 class NoListenerError(Exception):
-    """No listener accepts mail now."""
+    """No [[listener]] accepts mail from sendmail(1) now."""
 
 
 class _WaitingFile(msgspec.Struct):
@@ -156,7 +156,7 @@ class DropDirectory:
         return self._pass(), thread_time() - began
 
     def _pass(self) -> _ScanResult:
-        """Try the files in the directory, new ones first. This function blocks."""
+        """Submit the files in the drop directory, new ones first. This function blocks."""
         found = _ScanResult()
         self._problem = self._not_ours()
         if self._problem:
@@ -187,8 +187,8 @@ class DropDirectory:
         return found
 
     def _try(self, name: str, before: _WaitingFile | None, found: _ScanResult) -> None:
-        """Submit one file, unless its owner has exceeded its share. Raise NoListenerError if no listener
-        accepts mail.
+        """Submit one file, unless its owner has exceeded its share of this scan. Raise NoListenerError if no
+        listener accepts mail.
         """
         path = self._new / name
         try:
@@ -224,9 +224,7 @@ class DropDirectory:
             found.spent[owner] += monotonic() - began
 
     def _not_ours(self) -> str:
-        """Return why the relay could not remove files from the directory and would submit them repeatedly, or
-        "".
-        """
+        """Return why the relay cannot remove files from the drop directory, or ""."""
         try:
             facts = self._new.stat()
         except FileNotFoundError:
@@ -240,7 +238,7 @@ class DropDirectory:
         return f"{self._new} belongs to user {facts.st_uid}; it must belong to the relay's user"
 
     def _take(self, path: Path, facts: os.stat_result, waiting: _WaitingFile) -> str:
-        """Submit the file, or rename it and return the reason of the refusal. Raise an exception if it is
+        """Submit the file; if it is refused, rename it and return the reason. Raise an exception if it is
         temporary.
         """
         from zonerelay.sendmail import MAX_ENVELOPE  # noqa: PLC0415 - only with such mail
@@ -263,8 +261,8 @@ class DropDirectory:
         return why
 
     def _key(self, name: str, owner: int, message: bytes) -> bytes:
-        """Return the header field with the idempotency key (docs/send/idempotency.md), or nothing if the
-        message has its own.
+        """Return an Idempotency-Key field for the message (docs/send/idempotency.md), or nothing if it has a
+        key of its own.
         """
         is_key = name.isascii() and name.isprintable() and " " not in name
         if not is_key or _KEYED.search(message.partition(b"\n\n")[0]):
@@ -272,7 +270,7 @@ class DropDirectory:
         return f"Idempotency-Key: sendmail-{owner}-{name[:200]}\n".encode()
 
     def _received(self, owner: int) -> bytes:
-        """Return a Received field with the owner of the file, which is certain (RFC 5321 4.4)."""
+        """Return a Received field that names the owner of the file (RFC 5321 4.4)."""
         try:
             name = pwd.getpwuid(owner).pw_name
         except KeyError:
@@ -282,8 +280,8 @@ class DropDirectory:
 
 
 def take_by(local: Callable[[], LocalSubmit | None]) -> Take:
-    """Return the function that submits a file by the rules of the listener that sendmail(1) would have used.
-    Call this on the event loop.
+    """Return a function that submits a file through the listener that sendmail(1) would have used. Call this
+    on the event loop.
     """
     loop = asyncio.get_running_loop()
 
@@ -307,8 +305,8 @@ def take_by(local: Callable[[], LocalSubmit | None]) -> Take:
 
 
 def _parsed(content: bytes) -> tuple[SubmittedEnvelope, bytes]:
-    """Return the envelope and the message of a file that sendmail(1) has written. Raise ValueError, or
-    CommandError if a command is invalid.
+    """Parse a file that sendmail(1) has written, and return its envelope and its message. Raise ValueError,
+    or CommandError if a command is invalid.
     """
     from zonerelay.sendmail import DROP_FORMAT, MAX_ENVELOPE  # noqa: PLC0415
 
@@ -330,7 +328,7 @@ def _parsed(content: bytes) -> tuple[SubmittedEnvelope, bytes]:
 
 
 def _set_aside(path: Path, facts: os.stat_result) -> None:
-    """Rename the file to a name that no other file has. Raise OSError on failure."""
+    """Rename the file of a refused message to a name that no other file has. Raise OSError on failure."""
     target = path.with_name(f"{path.name}{REFUSED}")
     name = os.fsencode(path.name)
     if len(name) > LONGEST_NAME or os.path.lexists(target):
@@ -360,7 +358,9 @@ def _names(directory: Path) -> Iterator[str]:
 
 
 def _read(path: Path, most: int) -> tuple[int, bytes | None]:
-    """Return the owner and the content, or None if the file is not acceptable. Raise OSError on failure."""
+    """Return the owner and the content of a file, or None if the file is not acceptable. Raise OSError on
+    failure.
+    """
     # Without O_NONBLOCK, opening a FIFO would block the thread forever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:

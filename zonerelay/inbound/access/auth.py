@@ -1,4 +1,5 @@
-"""Checks logins: takes credentials and returns a `LoginResult`. One object serves all listeners of a worker.
+"""Checks logins: takes the credentials of a client and returns a `LoginResult`. One object serves all
+listeners of a worker.
 
 - OK: the user, as listed in the credentials file.
 - WRONG: the user does not exist, or the password is wrong. The client cannot distinguish the two, because a
@@ -77,15 +78,17 @@ class ChecksBusyError(Exception):
 
 
 class ClosedError(Exception):
-    """The relay is shutting down."""
+    """Passwords are not checked any more, because the relay is shutting down."""
 
 
 class GoneError(Exception):
-    """The password was not checked, because of a lock, or because all its clients have disconnected."""
+    """The password was not checked, because the login was locked or all clients that waited have
+    disconnected.
+    """
 
 
 class RememberedPasswords(ExpiringSet[bytes]):
-    """Remembers the passwords that were correct within the last ten minutes, by `key`."""
+    """A cache of the passwords that were correct within the last ten minutes, by `key`."""
 
     def __init__(self, secret: bytes, clock: Clock) -> None:
         super().__init__(clock, REMEMBERED_FOR, MIN_REMEMBERED)
@@ -123,7 +126,7 @@ class PasswordCheck:
 
 
 class PasswordChecks:
-    """The queues and threads of password checks, for use on one event loop."""
+    """Runs password checks in threads, in order of priority; for use on one event loop."""
 
     def __init__(self, matches: Matches, cores: int = 1) -> None:
         self._matches = matches
@@ -135,9 +138,9 @@ class PasswordChecks:
         self._closed = False
 
     def enter(self, new: PasswordCheck) -> PasswordCheck:
-        """Add a check to a queue, and return it, or the equal one that is there. The result is in its `done`:
-        the answer, ChecksBusyError, ClosedError, GoneError, or the error of `matches`. Raise ChecksBusyError
-        or ClosedError.
+        """Queue a password check, and return it, or an equal one that is already queued. Its future `done`
+        gets the result: the answer, ChecksBusyError, ClosedError, GoneError, or the error of `matches`. Raise
+        ChecksBusyError or ClosedError.
         """
         if self._closed:
             raise ClosedError
@@ -154,7 +157,9 @@ class PasswordChecks:
         return check
 
     def leave(self, check: PasswordCheck) -> bool:
-        """Remove a waiting client. Return False if the computation has started, so that its result counts."""
+        """Remove one of the clients that wait for a check. Return False if the computation has started, so
+        that its result counts.
+        """
         if check.begun:
             return False
         check.waiting -= 1
@@ -163,7 +168,7 @@ class PasswordChecks:
         return True
 
     def close(self) -> None:
-        """End waiting checks with ClosedError. A hash that is being computed is completed."""
+        """End all waiting checks with ClosedError. A hash that is being computed is completed."""
         self._closed = True
         for check in list(self._checks.values()):
             if not check.begun:
@@ -171,8 +176,8 @@ class PasswordChecks:
         self._pool.shutdown(wait=False)
 
     def _make_room(self, check: PasswordCheck) -> None:
-        """Make room for this check in its queue. Raise ChecksBusyError if this check has the lowest
-        priority.
+        """Remove a check from a full queue to make room for this one. Raise ChecksBusyError if this check has
+        the lowest priority.
         """
         queue = [each for each in self._checks.values() if each.regular is check.regular and not each.begun]
         if len(queue) < MAX_WAITING * self._at_once[check.regular]:
@@ -214,14 +219,16 @@ class PasswordChecks:
             check.done.set_result(result)
 
     def _run(self, stored_hash: str, password: str) -> bool:
-        """Compute the hash. This runs in a thread."""
+        """Compute the hash of a password and compare it. This runs in a thread."""
         if self._closed:
             raise ClosedError
         return self._matches(stored_hash, password)
 
 
 def _rank(check: PasswordCheck) -> int:
-    """Return the rank of a check. A check that is no longer wanted comes first, because it costs nothing."""
+    """Return the priority of a check; smaller numbers come first. An unwanted check comes first, because it
+    takes no time.
+    """
     rank = check.rank()
     return -1 if rank is None else rank
 
@@ -260,8 +267,9 @@ REGULAR_FOR = 30 * 86400.0
 
 
 class _LoginAttempt(msgspec.Struct):
-    """An attempt to log in. `address` is shown in the log. `regular` is explained in the module's docstring.
-    `check` is set while the attempt waits for its hash. `ask` replaces the credentials file.
+    """An attempt to log in, with its credentials and its client. `address` is shown in the log. `regular` is
+    explained in the module's docstring. `check` is set while the attempt waits for its hash. `ask` replaces
+    the credentials file.
     """
 
     credentials: Credentials
@@ -275,7 +283,9 @@ class _LoginAttempt(msgspec.Struct):
 
 
 class FailedLogin(msgspec.Struct, frozen=True, array_like=True):
-    """A failed login, as reported to other workers. `account` and `guess` are hashes in hexadecimal."""
+    """A failed login, as one worker reports it to the others. `account` and `guess` are hashes in
+    hexadecimal.
+    """
 
     address: str
     account: str
@@ -302,7 +312,7 @@ _NOTHING = Credentials("", "")
 
 
 def _account(name: str) -> bytes:
-    """Return a hash of the name, because an unauthenticated client can send names of any length."""
+    """Return a hash of a user name, because an unauthenticated client can send names of any length."""
     return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
@@ -334,7 +344,7 @@ class Authenticator:
         self._tasks = Tasks()
 
     def configure(self, settings: AuthSettings) -> None:
-        """Apply other settings from now on. Earlier failures still count."""
+        """Apply new settings to later logins. Earlier failures still count."""
         tables = (self._clients, self._networks, self._accounts)
         for table, most in zip(tables, _limits(settings), strict=True):
             table.configure(max_failures=most, window=settings.forget_failures)
@@ -343,7 +353,7 @@ class Authenticator:
             self._file = self._watch(settings.credentials)
 
     def close(self) -> None:
-        """Refuse every later login. Logins that are waiting get BROKEN."""
+        """Refuse all later logins. Logins that are waiting get BROKEN."""
         self._checks.close()
 
     @property
@@ -354,8 +364,8 @@ class Authenticator:
     async def check(
         self, credentials: Credentials, client_address: str, ask: AskForLogin | None = None
     ) -> LoginResult:
-        """Return the result of a login. With `ask`, an operator's authenticator decides; failures count the
-        same.
+        """Check the credentials of a client, and return the result. With `ask`, an operator's authenticator
+        decides; failures count the same.
 
         Raise only CancelledError: a session cancels the check when its client has disconnected.
         """
@@ -380,7 +390,9 @@ class Authenticator:
         return login
 
     async def named(self, name: str) -> LoginResult:
-        """Return the user with this name, for a client that was authenticated by a token."""
+        """Return the user with this name as a login result, for a client that has authenticated with an API
+        token.
+        """
         await self._file.refresh()
         users = self._file.content
         if users is None:
@@ -394,8 +406,8 @@ class Authenticator:
         return WatchedFile(path, _read_users, events=events, was_read=lambda users: read(len(users.named)))
 
     def _at_once(self, attempt: _LoginAttempt) -> LoginResult | None:
-        """Return the login if no thread and no file is needed, as for an application that logs in
-        repeatedly.
+        """Return the result of a login if it needs no thread and no file, as for an application that logs in
+        often.
         """
         locked = self._lock(attempt)
         if locked is not None or attempt.ask is not None:
@@ -420,7 +432,7 @@ class Authenticator:
         return LoginResult(kind, detail=self.guard.problem, refusal=refusal)
 
     async def _examine(self, attempt: _LoginAttempt) -> tuple[LoginResult, float]:
-        """Return the login, after counting and reporting it, and the delay of its reply."""
+        """Check a login, count and report it, and return its result and the delay of the reply."""
         try:
             login = await (self._ask(attempt) if attempt.ask is None else self._asked(attempt, attempt.ask))
             login = await self._guarded(attempt, login)
@@ -446,7 +458,9 @@ class Authenticator:
         return delay
 
     def failed_elsewhere(self, text: str) -> None:
-        """Count a failure that another worker has shared, so that no client gets additional guesses here."""
+        """Count a failed login at another worker, so that clients cannot make more guesses by using several
+        workers.
+        """
         failure = msgspec.json.decode(text, type=FailedLogin)
         keys = client_and_network(failure.address)
         account, guess = bytes.fromhex(failure.account), bytes.fromhex(failure.guess)
@@ -505,7 +519,7 @@ class Authenticator:
         return LoginResult(LoginKind.OK, user)
 
     def _counters(self, attempt: _LoginAttempt) -> tuple[tuple[FailedAttempts, Hashable, str], ...]:
-        """Return the counters to which a failure is added, each with its name."""
+        """Return the counters of failed logins to which this attempt belongs, each with a description."""
         client, network = attempt.client, attempt.network
         if attempt.regular:
             account = attempt.account
@@ -527,7 +541,7 @@ class Authenticator:
         return None
 
     def _rank(self, attempt: _LoginAttempt) -> int | None:
-        """Return the number of failures in the client's network, or None if the login is locked."""
+        """Return the number of failed logins from the client's network, or None if this login is locked."""
         if self._lock(attempt) is not None:
             return None
         return self._networks.count(attempt.network, self.clock.monotonic())

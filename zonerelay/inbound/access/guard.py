@@ -1,4 +1,4 @@
-"""Enforces the limits of users (`config/user_limits`): it decides by user name what a user may do.
+"""Enforces user limits (`config/user_limits`): decides from the user's name what the user may do.
 
 SMTP sessions check them at login, at MAIL, at RCPT and before the commit. Other ways of submitting mail call
 the same functions. A change of the file takes effect at the next MAIL, without a reload. A user without
@@ -91,7 +91,9 @@ class WatchedFile(Generic[Content]):
                 self.broken(str(error), again=not transient)
 
     def broken(self, problem: str, *, again: bool) -> None:
-        """Log the problem. With `again` the file has changed, so the same problem is logged again."""
+        """Log that the file cannot be used. With `again` the file has changed, so the same problem is logged
+        again.
+        """
         if again or problem != self.problem:
             self.problem = problem
             self._events.credentials_broken(problem)
@@ -117,8 +119,8 @@ class Allowance(msgspec.Struct, frozen=True):
         return refusal or self._no_room((1, 0, size))
 
     def rcpt_refusal(self, recipient: Mailbox, so_far: int) -> Refusal | None:
-        """Return the refusal of a recipient, or None. `so_far` is the number of recipients of the
-        transaction.
+        """Return the refusal of a recipient according to the user's limits, or None. `so_far` is the number
+        of recipients of the transaction.
         """
         rails = self.rails
         if (
@@ -155,7 +157,7 @@ class Allowance(msgspec.Struct, frozen=True):
 
 
 class Guard:
-    """Enforces user limits in one worker, on its event loop. `records` makes the store that counts usage."""
+    """Enforces user limits in one worker, on its event loop. `records` creates the store of usage records."""
 
     def __init__(
         self, credentials: Path, records: Callable[[], RecordStore], *, events: Events, clock: Clock
@@ -172,7 +174,7 @@ class Guard:
 
     @property
     def problem(self) -> str:
-        """The problem with the file of users' limits, or an empty string."""
+        """The problem with the user limits file, or an empty string."""
         return self._file.problem
 
     def problems(self) -> Iterator[str]:
@@ -184,7 +186,7 @@ class Guard:
         return self._of(user)
 
     def _of(self, user: str) -> UserLimits | None:
-        """Return the limits of a user in the file, which is current, or None if they cannot be read."""
+        """Return the limits of a user from the file as it was last read, or None if they are invalid."""
         try:
             return None if self._file.content is None else self._file.content.of(user)
         except CredentialsError as error:
@@ -193,21 +195,21 @@ class Guard:
             return None
 
     def second_hash(self, user: str) -> str:
-        """Return the hash of a user's second password, or an empty string if it is not available without
-        reading a file.
+        """Return the hash of a user's second password, or "" if the user has none or the file has to be read
+        again.
         """
         rails = self._of(user) if self._file.is_current() else None
         return "" if rails is None else rails.second_hash
 
     def known(self, user: str) -> Allowance | None:
-        """Return the limits of a user without quotas if they are cached; otherwise None, and `allowance` must
-        be called.
+        """Return the limits of a user if they include no quotas and the file is current; otherwise return
+        None, and the caller must use `allowance`.
         """
         rails = self._of(user) if self._file.is_current() else None
         return Allowance(user, rails) if rails is not None and not rails.quotas else None
 
     async def allowance(self, user: str) -> Allowance | Refusal:
-        """Return the current limits of the user, or a Refusal if they cannot be determined."""
+        """Read the current limits of a user, or return a Refusal if they cannot be determined."""
         rails = await self.rails_of(user)
         if rails is None:
             return UNREADABLE
@@ -264,7 +266,7 @@ class Guard:
 
 
 def bar(rails: UserLimits, client_address: str, now: float) -> Refusal | None:
-    """Return why the user may do nothing at all from this client, or None."""
+    """Return why the user may not do anything from this client, or None."""
     if rails is NONE:
         return None
     if rails.disabled:

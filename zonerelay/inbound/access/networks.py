@@ -1,4 +1,4 @@
-"""Identifies clients by their address, and decides what a listener permits them.
+"""Identifies clients by their IP addresses, and decides what a listener permits to each.
 
 A listener is closed by default (rule 6). By its address, a client may relay in three cases: the address is in
 the listener's `allow_networks`, the client connected to the listener's Unix socket (whose file permissions
@@ -40,13 +40,13 @@ UNKNOWN = Reply(451, "4.3", "Sender's domain cannot be looked up now")
 
 
 class SenderDomains:
-    """Checks the sender domains of messages."""
+    """Checks with DNS whether mail can be sent to the domains of senders."""
 
     def __init__(self, resolver: Resolver) -> None:
         self._resolver = resolver
 
     async def check(self, domain: str) -> Reply | None:
-        """Return the refusal, or None."""
+        """Return the refusal of a sender domain that does not exist or accepts no mail, or None."""
         if not domain or is_literal(domain):
             return None
         try:
@@ -142,8 +142,8 @@ class AccessPolicy:
         return self.client(str(peer[0]), int(peer[1]))
 
     def named(self, address: str, port: int, *, by: Client) -> Client:
-        """Return the client that a PROXY header or XCLIENT names. Without an address, the client
-        is unknown.
+        """Return the client whose address a PROXY header or XCLIENT gives. Without an address, the client is
+        unknown.
         """
         # A server that sent XCLIENT may send it again. Behind a load balancer, the client itself is speaking.
         again = by.may_xclient and not by.proxies
@@ -153,7 +153,7 @@ class AccessPolicy:
         return structs.replace(client, proxies=False, may_xclient=client.may_xclient or again)
 
     def client(self, host: str, port: int) -> Client:
-        """Return the client at this address."""
+        """Return the client with this address, and what it may do."""
         address, may_relay, proxies, may_xclient = self._decided(host)
         return Client(address, port, may_relay, proxies, may_xclient)
 

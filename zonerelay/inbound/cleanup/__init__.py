@@ -1,4 +1,5 @@
-"""Brings one message into the store, like Postfix's cleanup(8). `submit` is the one function for all of it.
+"""Processes each message from its envelope to the store, like Postfix's cleanup(8). `submit` is the one
+function for all of it.
 
 `submission` checks sender and recipients. `intake` processes the content from DATA to the
 reply: it adds this relay's own header fields, removes the fields that no message keeps (`drop_headers`, and

@@ -1,4 +1,4 @@
-"""Brings one message from the connection to the store.
+"""Receives one message from the connection and writes it to the store.
 
 It processes the body between DATA (or the first BDAT) and the reply: it finds the end of data, parses the
 header, adds our own fields, applies the policy's changes, and uses the store's writer. The session feeds
@@ -87,13 +87,13 @@ _BOUNDARY_VALUE = re.compile(rb"(boundary=)[^\r\n]{1,100}", re.IGNORECASE)
 
 
 def key_in(fields: Fields) -> str | None:
-    """Return the idempotency key in the header field, or None if there is no valid key."""
+    """Return the idempotency key in the header, or None if there is no valid one."""
     found = [value.strip() for name, value in fields if name.lower() == IDEMPOTENCY_KEY]
     return found[0] if len(found) == 1 and is_key(found[0]) else None
 
 
 def is_key(text: str) -> bool:
-    """Return whether the text is a valid key."""
+    """Return whether the text is a valid idempotency key."""
     return _KEY.fullmatch(text) is not None
 
 
@@ -104,7 +104,7 @@ def message_id_in(fields: Fields) -> str:
 
 
 def identity(kind: str, key: str, envelope: Envelope, named: Sequence[Mailbox] = ()) -> str:
-    """Return the same value for two submissions if the second one is a repetition of the first.
+    """Return an identifier that is equal for a submission and its repetitions.
 
     All clients that have not logged in count as one submitter: an application may try again from another
     machine, and at another node, whose listeners have other addresses. `named` are the recipients that the
@@ -120,7 +120,7 @@ def identity(kind: str, key: str, envelope: Envelope, named: Sequence[Mailbox] =
 
 
 class FirstAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to a message with an idempotency key, which is given again to its repetitions: its
+    """The response to a message with an idempotency key, which repetitions of the message get again: its
     Message-ID, and the replies to its refused recipients.
     """
 
@@ -132,7 +132,9 @@ class FirstAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ContentDigest:
-    """The digest of a message's content. The body is fed in pieces of any size."""
+    """A digest of a message's content, which identifies repetitions. The body is fed in pieces of any
+    size.
+    """
 
     def __init__(self, fields: Fields) -> None:
         self._digest = hashlib.blake2b(digest_size=DIGEST_SIZE)
@@ -152,7 +154,7 @@ class ContentDigest:
         del self._rest[:start]
 
     def hexdigest(self) -> str:
-        """Return the digest. Nothing may be fed after this."""
+        """Return the digest of the whole content. Nothing may be fed after this."""
         self._add(self._rest)
         self._rest = bytearray()
         return self._digest.hexdigest()
@@ -170,7 +172,7 @@ sender.
 
 
 def first_due(envelope: Envelope, release: float = 0.0) -> float:
-    """Return the Unix time of the first attempt; 0.0 means immediately, before deferred mail."""
+    """Return the Unix time of a new message's first attempt; 0.0 means immediately, before deferred mail."""
     if release:
         return release
     return envelope.created - OVERDUE if len(envelope.recipients) > MANY else 0.0
@@ -183,7 +185,7 @@ def deliveries_of(
     bursts: Bursts | None = None,
     capture_zone: str = "",
 ) -> tuple[list[Delivery], tuple[str, ...]]:
-    """Return the deliveries, and notes for the trace that explain the choice of the zones.
+    """Create the deliveries of a message, and return them with notes for the trace that explain their zones.
 
     For retries and DSNs, the age of a message with a release time begins at that time.
     """
@@ -284,20 +286,22 @@ class Intake:
         self._waiter: asyncio.Future[None] | None = None
 
     def begin_chunk(self, size: int, *, last: bool) -> None:
-        """Start a BDAT chunk of `size` bytes."""
+        """Start receiving a BDAT chunk of `size` bytes."""
         assert self._chunks is not None
         self._chunks.begin(size, last)
 
     @property
     def chunk_done(self) -> bool:
-        """Whether the chunk has arrived completely, and the message continues in the next one."""
+        """Whether the current BDAT chunk has arrived, and the message continues in another one."""
         return self._chunks is not None and self._chunks.chunk_done and not self.complete
 
     # `LargeBodies` calls the following two.
 
     @property
     def held_up(self) -> bool:
-        """Whether reading must pause for a reason of ours: bytes wait for the store, or for other bodies."""
+        """Whether the relay must pause reading, because bytes wait for the store or other bodies come
+        first.
+        """
         return self._behind_others or self.backlog > BACKLOG
 
     def resume_reading(self) -> None:
@@ -306,12 +310,14 @@ class Intake:
 
     @property
     def hopeless(self) -> bool:
-        """Whether the client has sent far more than the limit without ending the data."""
+        """Whether the client has sent far more bytes than the limit without ending the message."""
         return self._wire > 2 * self._settings.max_message_size + MAX_DRAINED
 
     @property
     def worth_storing(self) -> bool:
-        """Whether enough bytes for one write of the store are waiting, or all remaining ones."""
+        """Whether enough bytes are waiting for one write to the store, or the message has arrived
+        completely.
+        """
         return self.complete or self._ready_size >= CHUNK_SIZE or bool(self._undecided)
 
     def feed(self, data: bytes) -> None:
@@ -337,8 +343,8 @@ class Intake:
             self._wake()
 
     async def store(self) -> MessageId | None:
-        """Store the body, and return the id of the stored message, or None: see `refusal`. Raise only
-        CancelledError.
+        """Store the body and commit the message, and return its id, or None if it was refused: see `refusal`.
+        Raise only CancelledError.
         """
         try:
             async with self._context.store.begin(self.envelope) as writer:
@@ -394,7 +400,7 @@ class Intake:
             self._begin_body(scanner, scanner.header)
 
     def _begin_body(self, scanner: HeaderScanner, header: Header) -> None:
-        """Process the complete header."""
+        """Process the header section, now that it has arrived completely."""
         context, client_state = self._context, self._client_state
         self._scanner = None
         held = bytes(scanner.held)
@@ -421,7 +427,7 @@ class Intake:
             self._open(held if rewrites is None else self._rewritten(rewrites, held, scanner.size))
 
     def _open(self, held: bytes) -> None:
-        """Accept the header: add our own fields, then the received bytes."""
+        """Accept the header: pass our own fields and then the received bytes to the store."""
         if Headers in self._context.asked:
             self._undecided = held
             self.backlog += len(held)
@@ -432,7 +438,7 @@ class Intake:
             self._append(held)
 
     def _rewritten(self, rewrites: ClientRewrites, held: bytes, size: int) -> bytes:
-        """Rewrite addresses in the first `size` bytes, which are the header."""
+        """Rewrite the addresses in the header section, which is the first `size` bytes."""
         lead = self._header.lead
         whole = lead + held[:size]
         rewritten = rewrites.rewrite_header(whole)
@@ -443,7 +449,9 @@ class Intake:
         return block + held[size:]
 
     def _dropped_from(self, header: Header) -> Header:
-        """Remove the fields that no message keeps. A zone header applies if its client is trusted."""
+        """Return the header without the fields that the relay removes from every message. A zone header
+        applies if its client is trusted.
+        """
         client_state, origin, context = self._client_state, self.envelope.origin, self._context
         zone_header = context.zone_header
         if (
@@ -472,7 +480,9 @@ class Intake:
         )
 
     def _edited(self, held: bytes) -> bytes:
-        """Return our own fields, then `held` (the header and the bytes after it) with the edits applied."""
+        """Return the relay's own fields and `held` (the header and the bytes after it) with the policy's
+        edits.
+        """
         edits, header = self.transaction.edits, self._header
         names = header.names - {name.lower() for name in edits.remove} | {
             name.lower() for name, _ in edits.add
@@ -481,13 +491,15 @@ class Intake:
         return self._own_fields(structs.replace(header, names=names, lead=b"")) + rest
 
     def _own_fields(self, header: Header) -> bytes:
-        """Return Received and the missing fields, with the separator that `header` needs."""
+        """Return the Received field and missing fields, as bytes to put before the header."""
         return headers.trace_fields(
             self.envelope, header, hostname=self._context.hostname, hide_client=self._settings.hide_client
         )
 
     async def _decide_header(self) -> None:
-        """Call the policy with the header. Bytes that arrive in the meantime are queued after it."""
+        """Call the policy with the header, and apply its decision. Bytes that arrive in the meantime are
+        queued after it.
+        """
         verdict = await self._context.ask(Headers(**self._event()))
         held, self._undecided = self._undecided, b""
         if self.refusal is not None or self._refused_by(verdict):
@@ -501,7 +513,7 @@ class Intake:
         self._charge()
 
     def _event(self) -> dict[str, Any]:  # Any: values of every field's type
-        """Return what the policy's events about the message have in common."""
+        """Return the fields that all policy events about the message share."""
         envelope = self.envelope
         return {
             "client": self._client_state.info,
@@ -526,7 +538,7 @@ class Intake:
         self.backlog += len(piece)
 
     def refuse(self, answer: ServerReply, detail: str = "") -> None:
-        """Discard the message, and remember the reply for its end."""
+        """Discard the rest of the message, and send the refusal after its end."""
         self.refusal = answer
         self.detail = detail
         self._scanner = None
@@ -539,14 +551,14 @@ class Intake:
             self._wake()
 
     def _charge(self) -> None:
-        """Update the memory account of all sessions."""
+        """Update the memory that all sessions use by the change in this message."""
         held = self.backlog if self._scanner is None else self.backlog + len(self._scanner.held)
         if held != self.held:
             self._context.memory.used += held - self.held
             self.held = held
 
     def release(self) -> None:
-        """Remove this message from the memory account and from the large bodies."""
+        """Stop counting this message in the memory of all sessions and among the large bodies."""
         if self._wire > LARGE:
             self._context.large_bodies.leave(self)
         self._context.memory.used -= self.held
@@ -582,7 +594,7 @@ class Intake:
         return await self._take_turn(writer)
 
     async def _count(self, writer: MessageWriter, guard: Guard, allowance: Allowance) -> MessageId | None:
-        """Count the message in the quotas of its user, unless it is refused."""
+        """Count the message against the quotas of its user, unless it is refused."""
         sent = len(self.transaction.named), self.size
         counted = await guard.take(allowance, *sent)
         if isinstance(counted, Refusal):
@@ -598,7 +610,7 @@ class Intake:
         return accepted
 
     async def _ask(self, writer: MessageWriter, refusal: ServerReply) -> None:
-        """Refuse the message. Raise StoredBeforeError if it was submitted before."""
+        """Refuse the message, unless it is a repetition. Raise StoredBeforeError if it was stored before."""
         if self._key:
             with suppress(contract.NotStoredBeforeError):
                 await writer.commit((), once=structs.replace(self._once(), asks_only=True))
@@ -649,7 +661,7 @@ class Intake:
         return self.envelope.id
 
     def _stored_fields(self) -> Fields:
-        """Return the fields of the message, including the Message-ID and author that were added here."""
+        """Return the header fields of the message, including the Message-ID and From that the relay added."""
         fields = self._header.fields
         if headers.lacks_author(self.envelope, self._header):
             fields = (*fields, ("From", path(self.envelope.sender)))
@@ -660,7 +672,7 @@ class Intake:
         return (*fields, ("Message-ID", value))
 
     def _announce(self, message: Message) -> None:
-        """Log the acceptance. The message is durable, so the client gets 250 even if this fails."""
+        """Log the accepted message. The message is durable, so the client gets 250 even if this fails."""
         context = self._context
         try:
             context.events.accepted(message, bare_lf=self.body.bare_lf, bare_cr=self.body.bare_cr)

@@ -1,4 +1,4 @@
-"""Represents one client that submits mail: its state, its transaction, and its pending lookup. No I/O.
+"""The state of one submitting client, its transaction and its pending lookup, for SMTP and HTTP. No I/O.
 
 The transaction is built step by step. A step returns a reply immediately, or `ask(question, after_verdict)`;
 then the caller performs the lookup, and `decided` returns the reply. The SMTP session answers a command with
@@ -49,8 +49,8 @@ AfterVerdict = Callable[[LookupResult], ServerReply]
 
 
 class SubmittingClient:
-    """A client that submits mail. `delay` is the delay of the reply to an error in seconds. `edits` are the
-    policy's changes to every message of this client.
+    """A client that submits mail by SMTP or HTTP. `delay` is the delay of the reply to an error in seconds.
+    `edits` are the policy's changes to every message of this client.
     """
 
     edits_by_step: Mapping[str, Decision] = {}
@@ -77,7 +77,7 @@ class SubmittingClient:
         return self.ask(Connect(client=self.client_state.info), self._connect_decided)
 
     def hello(self, name: str, *, extended: bool) -> ServerReply:
-        """Greet a client by its name, unless the policy refuses it. `extended`: it sent EHLO."""
+        """Process EHLO or HELO, and refuse the client if the policy does. `extended`: it sent EHLO."""
         name = name[:MAX_HELO]
         if Helo not in self.context.asked:
             return self._welcome(name, extended)
@@ -124,15 +124,17 @@ class SubmittingClient:
         return self._counted(answer, command, of_message=message_id is not None)
 
     def _counted(self, answer: ServerReply, command: str, *, of_message: bool) -> ServerReply:
-        """Return the refusal, or another one that ends the session. Clients without a session have no
-        limit.
+        """Count a refusal, and return it or another one that ends the session. Clients without a session have
+        no limit.
         """
         return answer
 
     def refuse_by(
         self, verdict: LookupResult, command: str, *, mailbox: Mailbox | None = None
     ) -> ServerReply:
-        """Refuse by a verdict that has a reply, and return the refusal. Code 421 ends the session."""
+        """Refuse a command because of a verdict with a reply, and return the refusal. Code 421 ends the
+        session.
+        """
         reply = verdict.decision.reply
         assert reply is not None
         return self.refuse(replies.decided(reply, verdict.reason), command, mailbox=mailbox)
@@ -145,14 +147,16 @@ class SubmittingClient:
     def ask(
         self, question: Question, after: AfterVerdict, command: str = "", mailbox: Mailbox | None = None
     ) -> ServerReply:
-        """Let the caller perform a lookup. With `command`, a verdict that has a reply refuses it."""
+        """Request a lookup from the caller, which calls `decided` with the result. With `command`, a verdict
+        that has a reply refuses it.
+        """
         self.question = question
         self._after_verdict = after
         self._about = command, mailbox
         return replies.ASK
 
     def decided(self, verdict: LookupResult) -> ServerReply:
-        """Return the reply that follows from the verdict on `question`."""
+        """Continue after a lookup, and return the reply to the command."""
         after_verdict, (command, mailbox) = self._after_verdict, self._about
         assert after_verdict is not None
         self.question = self._after_verdict = None
@@ -161,7 +165,9 @@ class SubmittingClient:
         return after_verdict(verdict)
 
     def keep_edits(self, step: str, decision: Decision) -> None:
-        """Apply these edits to every later message. A repeated step replaces its earlier edits."""
+        """Apply the header edits of this decision to every later message of the client. A repeated step
+        replaces its earlier edits.
+        """
         self.edits_by_step = {**self.edits_by_step, step: decision}
         self.edits = NO_EDITS
         for each in self.edits_by_step.values():
@@ -175,8 +181,8 @@ class SubmittingClient:
         return self.refuse(replies.refused(reply, verdict.reason, replies.NextAction.CLOSE))
 
     def begin(self, command: MailCommand, key: str | None = None) -> ServerReply:
-        """Start a transaction for this sender. `key` is the idempotency key, if the client set it outside of
-        the message, "" if it has none, and None if the header may contain one.
+        """Start a mail transaction for a parsed MAIL command. `key` is the idempotency key, if the client set
+        it outside of the message, "" if it has none, and None if the header may contain one.
         """
         failed = self._mail_refusal(command)
         if failed is not None:
@@ -197,7 +203,7 @@ class SubmittingClient:
         return self._begin(transaction)
 
     def _guarded(self, transaction: MailTransaction, guard: Guard, user: str) -> ServerReply:
-        """Check the limits of the user. This needs a lookup if they cannot be had without reading a file."""
+        """Check the limits of the user at MAIL. This needs a lookup unless they are cached."""
         known = guard.known(user)
         if known is not None:
             return self._allowed(transaction, known)
@@ -271,7 +277,9 @@ class SubmittingClient:
         given: Recipient | None = None,
         given_address: str = "",
     ) -> ServerReply | None:
-        """Apply a handler's changes to the envelope, or return the refusal if they are not allowed."""
+        """Apply the changes of an aiosmtpd handler to the envelope, or return the refusal if they are not
+        allowed.
+        """
         changes = verdict.decision
         if not (isinstance(changes, Changes) and changes.of_envelope):
             return None
@@ -292,7 +300,7 @@ class SubmittingClient:
         return self.refuse(failed[0], command, mailbox=transaction.mail.sender, detail=failed[1])
 
     def add(self, transaction: MailTransaction, key: str, recipient: Recipient) -> ServerReply:
-        """Add a recipient. `key` is its `recipient_key`."""
+        """Add a recipient to the transaction. `key` is its `recipient_key`."""
         may_relay = self.client_state.grants.may_relay
         if "%" in recipient.address and _is_route(recipient.address, self.context.hostname):
             return self.refuse(replies.PERCENT_ROUTE, "RCPT", mailbox=recipient.address)
@@ -332,8 +340,8 @@ class SubmittingClient:
     def _take(
         self, transaction: MailTransaction, key: str, recipient: Recipient, given: Mailbox, *, may_relay: bool
     ) -> ServerReply:
-        """Check and add a recipient. `given` is the address in RCPT, which is used by access rules and the
-        policy.
+        """Check a recipient, and add it to the transaction. `given` is the address in RCPT, which is used by
+        access rules and the policy.
         """
         failed = self._rcpt_refusal(transaction, key, given, may_relay=may_relay)
         if failed is not None:
@@ -352,7 +360,9 @@ class SubmittingClient:
     def _suspended(
         self, orders: SuspensionCheck, sender: Mailbox, recipient: Mailbox | None
     ) -> tuple[ServerReply, str] | None:
-        """Return the refusal of mail that an operator has suspended. At MAIL there is no recipient."""
+        """Return the refusal if an operator has suspended this mail, and a detail for the log. At MAIL,
+        `recipient` is None.
+        """
         origin, zone_header = self.client_state.origin, self.context.zone_header
         names_zone = zone_header is not None and zone_header.trusts(origin.client_address, origin.user)
         order = orders.refuse(origin, sender, recipient, recipient is not None and names_zone)
@@ -411,7 +421,9 @@ class SubmittingClient:
         return self.ask(event, decided, "RCPT", given)
 
     def new_intake(self, on_room: Callable[[], None]) -> Intake:
-        """Return the intake for the content, now that the envelope is complete. `on_room`: see `Intake`."""
+        """Create the intake that receives the content, now that the envelope is complete. `on_room`: see
+        `Intake`.
+        """
         context, transaction, client_state = self.context, self.transaction, self.client_state
         assert transaction is not None
         origin = client_state.origin
@@ -432,8 +444,8 @@ class SubmittingClient:
 
 
 def _is_for_later(transaction: MailTransaction, refusal: Refusal) -> bool:
-    """Return whether the refusal waits for the header, because this may be a repetition of a message that was
-    accepted before the quota was used up.
+    """Return whether to delay the refusal until the header has arrived, because the message may repeat one
+    that was accepted before the quota was used up.
     """
     if refusal.reason is not Reason.QUOTA or refusal.reply.is_permanent or not transaction.key_may_follow:
         return False

@@ -1,7 +1,7 @@
-"""The one function that accepts mail: `submit(call, pieces)`.
+"""Accepts mail without SMTP: `submit(call, pieces)`.
 
 HTTP, the drop directory and other code call it. An SMTP session performs the same steps, one for each command
-(`envelope`, `intake`). It makes all checks of the listener that the `Submissions` object belongs to:
+(`envelope`, `intake`). It makes all checks of the listener that the `MessageSubmitter` object belongs to:
 permission to relay, the user's senders, the user's limits and quotas, access rules, the policy, suspensions,
 idempotency, size and rate limits. So the same rules apply to every message, however it is submitted.
 
@@ -36,9 +36,9 @@ from zonerelay.smtp.server.params import MailCommand
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """The submitter. `protocol` and `helo` are for the Received field. The caller has authenticated `user`; a
-    user who is not in the credentials file is refused. With `may_relay`, the caller permits the client to
-    relay; otherwise its address decides.
+    """The submitter of a message. `protocol` and `helo` are for the Received field. The caller has
+    authenticated `user`; a user who is not in the credentials file is refused. With `may_relay`, the caller
+    permits the client to relay; otherwise its address decides.
     """
 
     protocol: str
@@ -57,9 +57,9 @@ class SubmittedEnvelope(msgspec.Struct, frozen=True):
 
 
 class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options that SMTP has in the header or not at all. For `zone`, the caller has checked that the
-    principal may name it. `notes` are kept in the trace. `partial`: accept the message for the recipients
-    that are not refused.
+    """Options that an SMTP client gives in the header, or cannot give at all. For `zone`, the caller has
+    checked that the principal may name it. `notes` are kept in the trace. `partial`: accept the message for
+    the recipients that are not refused.
     """
 
     idempotency_key: str = ""
@@ -69,7 +69,7 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubmitCall(msgspec.Struct, frozen=True):
-    """A submission without the content."""
+    """The parameters of a submission, without the content."""
 
     principal: Principal
     envelope: SubmittedEnvelope
@@ -77,9 +77,9 @@ class SubmitCall(msgspec.Struct, frozen=True):
 
 
 class Acceptance(msgspec.Struct, frozen=True, tag=True):
-    """The message is stored. `refused` are the replies to the recipients that were refused; this is only
-    possible with `partial`. For a repetition, all of it is the first answer, and `message_id` the Message-ID
-    of the first message.
+    """The result of a submission whose message was stored. `refused` are the replies to the recipients that
+    were refused; this is only possible with `partial`. For a repetition, these are the values of the first
+    submission, and `message_id` the Message-ID of the first message.
     """
 
     id: MessageId
@@ -88,8 +88,8 @@ class Acceptance(msgspec.Struct, frozen=True, tag=True):
 
 
 class Rejection(Refusal, frozen=True, tag=True):
-    """The refusal of a whole submission. `of_sender`: the sender is refused. `recipients` are the refused
-    recipients.
+    """The result of a submission that was refused. `of_sender`: the sender is refused. `recipients` are the
+    refused recipients.
     """
 
     of_sender: bool = False
@@ -102,7 +102,7 @@ Pieces = AsyncIterator[bytes] | Sequence[bytes]
 Submit = Callable[[SubmitCall, Pieces], Awaitable[Acceptance | Rejection]]
 
 
-class Submissions:
+class MessageSubmitter:
     """Accepts mail by the settings of one listener. Those that have started keep the `context` they began
     with.
     """
@@ -144,7 +144,7 @@ class Submissions:
         return Client(client.address, client.port, client.may_relay or principal.may_relay)
 
     async def drain(self, timeout: float) -> None:
-        """Accept nothing new. After `timeout` seconds, abort messages that are not completely received;
+        """Stop accepting messages. After `timeout` seconds, abort messages that are not completely received;
         return when none is left.
         """
         self.draining = True
@@ -157,7 +157,7 @@ class Submissions:
 
 
 class _Submitting(SubmittingClient):
-    """The client of one call of `submit`, and a `MemoryHolder`."""
+    """One running call of `submit`: the client, and its share of the memory (a `MemoryHolder`)."""
 
     task: asyncio.Task[Acceptance | Rejection]
 
@@ -209,7 +209,9 @@ class _Submitting(SubmittingClient):
             self.reset()
 
     async def _take_envelope(self, call: SubmitCall) -> Rejection | None:
-        """Check the envelope. Return a refusal, or None. A refused message with a key may be a repetition."""
+        """Check the envelope, and return its refusal or None.  A refused message with a key may be a
+        repetition.
+        """
         principal, envelope, options = call.principal, call.envelope, call.options
         self.client_state.protocol, self.client_state.helo = principal.protocol, principal.helo
         answer = await self._log_in(principal.user) if principal.user else None
@@ -251,7 +253,7 @@ class _Submitting(SubmittingClient):
         return None
 
     async def _log_in(self, user: str) -> ServerReply | None:
-        """Find the user. Return a refusal if there is no such user."""
+        """Log the client in as this user. Return a refusal if the user does not exist."""
         users = self.context.named
         login = None if users is None else await users.named(user)
         if login is None or login.kind is LoginKind.BROKEN:
@@ -263,7 +265,7 @@ class _Submitting(SubmittingClient):
         return None
 
     async def _decided(self, answer: ServerReply) -> ServerReply:
-        """Perform lookups until there is a reply."""
+        """Perform the lookups that a reply depends on, and return the reply."""
         while answer.then is NextAction.ASK:
             assert self.question is not None
             answer = self.decided(await self.context.ask(self.question))

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.config.settings import ListenerSettings
-from zonerelay.inbound.cleanup.submit import Submissions
+from zonerelay.inbound.cleanup.submit import MessageSubmitter
 from zonerelay.inbound.limits.memory import MemoryHolder
 from zonerelay.inbound.listen.listening_socket import BACKLOG, ListenError, SiblingSockets, bound, explained
 from zonerelay.inbound.session.admission import Admission
@@ -32,7 +32,7 @@ class AnyListener(ABC, Generic[S]):
 
     def __init__(self, context: ListenerContext, inherited: InheritedSockets = NOTHING) -> None:
         self.context = context
-        self.submissions = Submissions(context)
+        self.submissions = MessageSubmitter(context)
         self._admission = Admission[S](context)
         self._inherited = inherited
         self._server: asyncio.Server | None = None
