@@ -1,4 +1,4 @@
-"""The reasons for which this relay refuses a connection, a command or a message."""
+"""The reasons for which the relay refuses a connection, a command or a message."""
 
 import enum
 
@@ -8,7 +8,7 @@ from zonerelay.model.reply import Reply
 
 
 class Reason(enum.StrEnum):
-    """The reason of a refusal: the label `reason` of a metric and the field `reason` of the log event
+    """The reason of a refusal, which is the label `reason` of a metric and the field `reason` of the event
     `refused`. The list is fixed.
     """
 

@@ -222,8 +222,8 @@ class Guard:
         return UNREADABLE if rails is None else bar(rails, client_address, self._clock.now())
 
     async def take(self, allowance: Allowance, recipients: int, octets: int) -> Refusal | float | None:
-        """Count a message that is about to be accepted, and return the time that it counts for, or return
-        the reason why it is rejected. Return None for a user without quotas.
+        """Count a message against the user's quotas, and return the time that it counts for, or its refusal
+        if a quota is exhausted. Return None for a user without quotas.
         """
         if allowance.usage is None:
             return None

@@ -1,4 +1,4 @@
-"""Counts what clients use up and do wrong: connections, errors, failed logins, wrong addresses, and bursts.
+"""Counts what clients use and do wrong: connections, errors, failed logins, wrong addresses and bursts.
 
 Connections of a listener are counted in total, from one client, and from one network. A client is an IPv4
 address or an IPv6 /64 (the prefix of one household or machine); a network is an IPv4 /24 or an IPv6 /48 (the
@@ -72,7 +72,7 @@ class Bursts:
         rate: Callable[[str], float],
         clock: Clock,
     ) -> None:
-        """Create the counts. `rate` returns how many new deliveries of a zone start per second."""
+        """Create the counters. `rate` returns how many new deliveries of a zone start per second."""
         self._counts = counts
         self._rate = rate
         self._clock = clock
@@ -108,7 +108,7 @@ class Bursts:
 
 
 def _general(sender: str) -> str:
-    """Remove the parts of an address that differ from one message to the next."""
+    """Remove the parts of a sender's address that differ from one message to the next."""
     local, _, domain = sender.rpartition("@")
     return f"{_NUMBERS.sub('#', local.partition('+')[0])}@{domain.lower()}"
 
@@ -117,19 +117,23 @@ Key = str | bytes
 
 
 def client_key(address: str) -> Key:
-    """Return the key of a client; `address` is spelled as AccessPolicy does."""
+    """Return the key under which a client is counted; `address` is spelled as AccessPolicy does."""
     return inet_pton(AF_INET6, address)[:8] if ":" in address else address
 
 
 @lru_cache(maxsize=1024)
 def client_and_network(address: str) -> tuple[Key, Key]:
-    """Return both keys. Called twice per connection, so without ipaddress, which takes microseconds."""
+    """Return the keys of a client and of its network. It is called twice per connection, so it does not use
+    ipaddress, which takes microseconds.
+    """
     client = client_key(address)
     return client, client[:6] if isinstance(client, bytes) else address.rpartition(".")[0]
 
 
 class ConnectionLimits:
-    """Counts the connections of a listener. Other `settings` apply from now on; open connections stay."""
+    """Limits the connections of a listener: in total, per client and per network. New `settings` apply to new
+    connections.
+    """
 
     def __init__(self, settings: ListenerSettings) -> None:
         self.settings = settings
@@ -137,7 +141,7 @@ class ConnectionLimits:
         self._open: dict[Key, int] = {}  # connections of clients and of networks, whose keys differ in length
 
     def enter(self, address: str) -> Reason | None:
-        """Count the connection. If a limit is reached, count nothing and return the reason."""
+        """Count a new connection. If a limit is reached, count nothing and return the reason."""
         if self.count >= self.settings.max_connections:
             return Reason.CONNECTIONS
         reason = self._refusal(address)
@@ -151,7 +155,7 @@ class ConnectionLimits:
         self._add(address, -1)
 
     def move(self, old: str, new: str) -> Reason | None:
-        """Count a connection by another address: it entered as `old` and will leave as `new`.
+        """Count a connection for another address: it was entered as `old` and will leave as `new`.
 
         If a limit is reached, nothing changes, the reason is returned, and the connection leaves as `old`.
         """
@@ -223,7 +227,7 @@ MAX_COUNTED = 1000
 
 
 class _Failures:
-    """The failures of one key."""
+    """The failed attempts under one key."""
 
     __slots__ = ("guesses", "in_a_row")
 
@@ -234,8 +238,8 @@ class _Failures:
 
 
 class FailedAttempts:
-    """Counts failed attempts by key. `max_failures` within `window` seconds lock a key until the oldest
-    failure expires.
+    """Counts failed attempts by key, and locks keys that have too many. `max_failures` within `window`
+    seconds lock a key until the oldest failure expires.
     """
 
     def __init__(self, *, max_failures: int, window: float) -> None:
@@ -252,13 +256,13 @@ class FailedAttempts:
         return self.count(key, now) >= self._max_failures
 
     def count(self, key: Hashable, now: float) -> int:
-        """Return the number of failures that have not expired."""
+        """Return the number of a key's failed attempts that have not expired."""
         found = self._keys.get(key)
         return 0 if found is None else len(self._recent(found, now))
 
     def failed(self, key: Hashable, now: float, guess: bytes | None = None) -> float:
-        """Count a failure, and return the delay of its reply in seconds. `guess` is a hash of the attempt, so
-        that equal attempts have equal hashes. A failure without a guess is always a new one.
+        """Count a failed attempt, and return the delay of its reply in seconds. `guess` is a hash of the
+        attempt, so that equal attempts have equal hashes. A failure without a guess is always a new one.
         """
         found = self._keys.get(key) or _Failures()
         if not self._recent(found, now):
@@ -278,7 +282,7 @@ class FailedAttempts:
             found.in_a_row = 0
 
     def _recent(self, found: _Failures, now: float) -> dict[object, float]:
-        """Remove the expired failures, and return the others."""
+        """Remove expired attempts, and return the others."""
         guesses = found.guesses
         while guesses:
             oldest = next(iter(guesses))
@@ -318,11 +322,11 @@ _ALL = ""
 
 
 class TooManyGuessesError(Exception):
-    """Addresses in the old format are not checked at the moment, because there were too many wrong hashes."""
+    """SRS addresses in the old format are not checked now, because there were too many wrong hashes."""
 
 
 class SrsRecipients:
-    """Checks the hashes of SRS recipients, and limits guessing."""
+    """Checks the hashes of SRS addresses in RCPT, and limits how often clients can guess them."""
 
     def __init__(self) -> None:
         self._wrong = FailedAttempts(max_failures=MAX_OLD, window=HOUR)
@@ -330,8 +334,8 @@ class SrsRecipients:
         self._refused: BoundedDict[str, tuple[float, str]] = BoundedDict(MAX_REMEMBERED)
 
     def reverse(self, srs: Srs, recipient: Mailbox, client: Key, clock: Clock) -> Mailbox | None:
-        """Reverse an address as `Srs.reverse` does. Raise TooManyGuessesError or SrsError, with a `delay` for
-        the reply to a wrong hash.
+        """Restore the original address of an SRS address, like `Srs.reverse`. Raise TooManyGuessesError or
+        SrsError, with a `delay` for the reply to a wrong hash.
         """
         now = clock.monotonic()
         old = srs.is_in_old_form(recipient)
@@ -347,7 +351,7 @@ class SrsRecipients:
             raise
 
     def refused(self, recipient: Mailbox, reply: Reply, now: float) -> None:
-        """Remember that the next hop rejected mail of an unauthenticated client permanently. `now` is
+        """Remember that the next hop permanently rejected a bounce of an unauthenticated client. `now` is
         monotonic.
         """
         if not (reply.detail.startswith("1.") or reply.detail == "2.1"):
@@ -355,6 +359,8 @@ class SrsRecipients:
         self._refused[recipient_key(recipient)] = (now + REMEMBERED, f"{reply.code} {reply.status}")
 
     def refusal(self, recipient: Mailbox, now: float) -> str:
-        """Return the codes of the remembered rejection, or an empty string if there is none."""
+        """Return the reply codes of a rejection by the next hop that was remembered for this recipient, or
+        "".
+        """
         until, codes = self._refused.get(recipient_key(recipient), (now, ""))
         return codes if now < until else ""

@@ -1,4 +1,4 @@
-"""Counts the memory that all client connections of a worker use together, and limits it.
+"""Counts the memory that all client sessions of a worker use, and limits it.
 
 One `SessionMemory` serves all listeners. Sessions add the memory that they use to `used` and subtract it when
 they free it: unread input, headers that are being read, bodies that wait for the store, and `TLS_COST` while
@@ -35,18 +35,18 @@ PATIENCE = 0.05
 
 
 class BodyReceiver(Protocol):
-    """Receives a large body."""
+    """Interface: a session that receives a large body."""
 
     @property
     def held_up(self) -> bool:
         """Whether the relay itself has paused reading of this body."""
 
     def resume_reading(self) -> None:
-        """Resume reading: the body now has a slot."""
+        """Resume reading the body, because it now has a slot."""
 
 
 class LargeBodies:
-    """Limits the number of large bodies that are received at the same time. Every reader that has called
+    """Limits how many large bodies are received at the same time, by slots. Every session that has called
     `may_read` must call `leave`.
     """
 
@@ -74,7 +74,7 @@ class LargeBodies:
         return True
 
     def leave(self, reader: BodyReceiver) -> None:
-        """Return the slot of a reader whose body or session has ended. Do nothing if it has no slot."""
+        """Release the slot of a session whose body has ended. Do nothing if the session has none."""
         self._waiting.pop(reader, None)
         if self._heard.pop(reader, None) is not None:
             self._hand_out()
@@ -90,7 +90,7 @@ class LargeBodies:
             self._timer = asyncio.get_running_loop().call_later(self._patience, self._look)
 
     def _look(self) -> None:
-        """Withdraw the slots of clients that send nothing."""
+        """Withdraw the slots of clients that have stopped sending."""
         self._timer = None
         before = asyncio.get_running_loop().time() - self._patience
         for reader in [each for each, heard in self._heard.items() if heard < before and not each.held_up]:
@@ -111,16 +111,16 @@ TIGHT = 0.8  # of the limit
 
 
 class MemoryHolder(Protocol):
-    """The interface of a session to the memory limit."""
+    """Interface: a session or submission whose memory is counted."""
 
     @property
     def held(self) -> int:
-        """The bytes of `used` that belong to this session."""
+        """The bytes that this session has added to `SessionMemory.used`."""
 
     @property
     def must_stay(self) -> bool:
-        """Whether ending this session would free nothing, or would lose data that its client believes to be
-        sent.
+        """Whether ending this session would free no memory, or would lose a message that the client has sent
+        completely.
         """
 
     def shed(self) -> None:
@@ -140,7 +140,7 @@ class SessionMemory:
         self.change(limit)
 
     def change(self, limit: int) -> None:
-        """Apply another limit, in bytes, from now on."""
+        """Change the limit, in bytes."""
         self._limit = limit
         self._tight = int(limit * TIGHT)
 
@@ -150,17 +150,17 @@ class SessionMemory:
 
     @property
     def tight(self) -> bool:
-        """Whether new connections must be refused."""
+        """Whether so much memory is used that new connections must be refused."""
         return self.used + len(self.holders) * SESSION_COST >= self._tight
 
     @property
     def full(self) -> bool:
-        """Whether a session must be ended."""
+        """Whether so much memory is used that a session must be ended."""
         return self.used + len(self.holders) * SESSION_COST >= self._limit
 
     def relieve(self) -> None:
-        """End the session that uses the most memory, on any listener. Do nothing if that would
-        free nothing.
+        """End the session that uses the most memory, on any listener. Do nothing if that would free
+        nothing.
         """
         most = max(
             (each for each in self.holders if not each.must_stay), key=attrgetter("held"), default=None

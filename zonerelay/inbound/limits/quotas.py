@@ -45,7 +45,7 @@ _decode = msgspec.msgpack.Decoder(dict[str, _Slots]).decode
 
 
 class QuotaLevel(NamedTuple):
-    """The usage of one quota. `limit` is its name, such as `messages_per_hour`."""
+    """How much of one quota a user has used. `limit` is its name, such as `messages_per_hour`."""
 
     limit: str
     used: int
@@ -53,8 +53,8 @@ class QuotaLevel(NamedTuple):
 
 
 class ExhaustedQuota(msgspec.Struct, frozen=True):
-    """An exhausted quota, and the seconds until there is capacity. They are infinite if the message can never
-    fit.
+    """A quota that is used up, and the seconds until it has capacity again. They are infinite if the message
+    can never fit.
     """
 
     limit: str
@@ -73,17 +73,19 @@ class ExhaustedQuota(msgspec.Struct, frozen=True):
 
 
 class Usage:
-    """The usage record of one user. `now` is Unix time by the clock of the record store."""
+    """How much one user has sent recently, as stored in a record. `now` is Unix time by the clock of the
+    record store.
+    """
 
     def __init__(self, record: bytes | None, now: float) -> None:
-        """Decode a record, or start with no usage. Raise ValueError if it is invalid."""
+        """Decode a usage record, or start without usage. Raise ValueError if it is invalid."""
         self.now = now
         self._windows: dict[str, _Slots] = {} if record is None else _decode(record)
         self.slide(now)
 
     def slide(self, now: float) -> None:
-        """Remove slots that have left the windows, and slots in the future, which exist after the clock was
-        set back.
+        """Remove time slots that are older than the windows, or in the future after the clock was set
+        back.
         """
         self.now = now
         for window, (length, slots) in LENGTHS.items():
@@ -92,8 +94,8 @@ class Usage:
             self._windows[window] = [each for each in there if current - slots <= each[0] <= current + 1]
 
     def full(self, rails: UserLimits, more: Sent) -> ExhaustedQuota | None:
-        """Return the quota without capacity for `more`, or None. If several are exhausted, return the one
-        that takes longest to recover.
+        """Return the quota that would be exceeded by sending `more`, or None. If several are exhausted,
+        return the one that takes longest to recover.
         """
         worst: ExhaustedQuota | None = None
         for (what, window), most in rails.quotas.items():
@@ -136,8 +138,9 @@ class Usage:
 
 
 class Quotas:
-    """Enforces user quotas. `records` is called when the first user with quotas sends. `near` is called with
-    the user and the level of each quota that is nearly exhausted, once until its usage falls again.
+    """Counts the mail of users, and enforces their quotas. `records` is called when the first user with
+    quotas sends. `near` is called with the user and the level of each quota that is nearly exhausted, once
+    until its usage falls again.
     """
 
     def __init__(
@@ -150,7 +153,7 @@ class Quotas:
         self._seen: BoundedDict[str, tuple[UserLimits, Usage]] = BoundedDict(MAX_SEEN)
 
     async def usage(self, user: str) -> Usage:
-        """Return the usage of a user. Raise AuthorityError if it cannot be read."""
+        """Return how much a user has sent recently. Raise AuthorityError if it cannot be read."""
         record = await self._records.read(_name(user))
         return self._usage(record.data, record.now)
 
@@ -178,7 +181,7 @@ class Quotas:
         raise AuthorityError(f"{records.name}: others were faster {MAX_TRIES} times")
 
     def seen(self) -> Iterator[tuple[str, QuotaLevel]]:
-        """Yield the levels of the users who sent recently through this worker."""
+        """Yield how much of each quota is used, for users who sent recently through this worker."""
         now = self._clock.now()
         for user, (rails, usage) in self._seen.items():
             usage.slide(max(now, usage.now))
@@ -207,7 +210,7 @@ class Quotas:
 
 
 async def used_by(records: RecordStore, user: str, rails: UserLimits) -> list[QuotaLevel]:
-    """Return the levels of a user, for a command that runs outside the relay. Raise AuthorityError on
+    """Return how much of each quota a user has used, for a command outside the relay. Raise AuthorityError on
     failure.
     """
     quotas = Quotas(lambda: records, SystemClock(), lambda _user, _level: None)
@@ -218,8 +221,8 @@ async def used_by(records: RecordStore, user: str, rails: UserLimits) -> list[Qu
 
 
 def _name(user: str) -> str:
-    """Return the key of a user's record. It differs from every zone's key, because a zone's name has
-    no space.
+    """Return the key of a user's usage record. It differs from every zone's key, because a zone's name has no
+    space.
     """
     return f"user {user}"
 

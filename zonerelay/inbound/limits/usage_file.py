@@ -1,4 +1,4 @@
-"""Stores the usage of users in a SQLite file next to the spool; all workers of the machine share it.
+"""Stores the usage records of users in an SQLite file next to the spool; all workers of the machine share it.
 
 The usage survives restarts. It is not synced to disk for each message, so the last seconds may be missing
 after a power failure. While SQLite cannot read the file, mail of users with quotas is refused temporarily.
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class UsageFile:
-    """Stores the usage records of users in SQLite."""
+    """The SQLite file with the usage records of users."""
 
     def __init__(self, home: Path, clock: Clock, *, read_only: bool = False) -> None:
         self._file = home / DIRECTORY / FILE

@@ -1,4 +1,4 @@
-"""One HTTP [[listener]] and its connections. Its mail is submitted as mail of an SMTP listener with the same
+"""An HTTP [[listener]] and its connections. Its mail is submitted as mail of an SMTP listener with the same
 settings, so that the same limits, rules and guarantees apply as for all other mail.
 
 A connection is counted, its PROXY header and TLS are handled, and the decrypted data is passed to the HTTP
@@ -38,10 +38,10 @@ _BUSY = (
 
 
 class HttpService(Protocol):
-    """The interface of an HTTP server without sockets and TLS."""
+    """Interface: an HTTP server that gets its connections, already decrypted, from the listener."""
 
     def connection(self) -> asyncio.Protocol:
-        """Return the protocol of a new connection."""
+        """Return the protocol for a new connection."""
 
     async def close(self, timeout: float) -> None:
         """Close idle connections now, and the others after their current request or after
@@ -50,7 +50,8 @@ class HttpService(Protocol):
 
 
 class HttpConnection(asyncio.Protocol, asyncio.Transport):
-    """A connection to an HTTP listener. `service` returns the HTTP server, which may still be loading.
+    """One connection of a client to an HTTP [[listener]]. `service` returns the HTTP server, which may still
+    be loading.
 
     It is the protocol of the raw transport, and the transport of the HTTP server: its decrypted stream.
     """
@@ -147,7 +148,7 @@ class HttpConnection(asyncio.Protocol, asyncio.Transport):
         self._loop.call_soon(self.close)
 
     def say_goodbye(self, answer: ServerReply, *, detail: str = "") -> None:
-        """End the connection, and count a refusal."""
+        """End the connection, and log and count its refusal."""
         if answer.reason is not None:
             origin = Origin(client_address=self._client.address, protocol="HTTP")
             self._context.events.refused(origin, "", answer.reply, answer.reason.value, detail=detail)
@@ -158,7 +159,7 @@ class HttpConnection(asyncio.Protocol, asyncio.Transport):
     # From the handshakes to the HTTP server.
 
     def _open(self) -> None:
-        """Start TLS or the HTTP server, now that the client is known."""
+        """Start TLS or the HTTP server, now that the client has been identified."""
         if not self._has_tls:
             self._begin()
             return

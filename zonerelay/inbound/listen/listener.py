@@ -1,4 +1,4 @@
-"""One SMTP [[listener]], its sessions, and the mail that is submitted to it without SMTP.
+"""An SMTP [[listener]], its sessions, and the mail that is submitted to it without SMTP.
 
 It owns the objects that they share, and the listening socket: opened here, or inherited from the process that
 started this one. If an address cannot be used, the error of `start` explains why. Stopping
@@ -49,11 +49,13 @@ class AnyListener(ABC, Generic[S]):
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses that the socket is bound to, as in the configuration. Empty before `start`."""
+        """The addresses at which the listener accepts connections, in the notation of the configuration.
+        Empty before `start`.
+        """
         return [] if self._server is None else [bound_address(each) for each in self._server.sockets]
 
     async def start(self) -> None:
-        """Start to listen. Raise ListenError if the address cannot be used."""
+        """Start to listen on the configured address. Raise ListenError if the address cannot be used."""
         address = self.settings.address
         try:
             self._server = await self._listen(address)
@@ -63,7 +65,7 @@ class AnyListener(ABC, Generic[S]):
             raise ListenError(f"cannot listen on {address}: {explained(error)}") from error
 
     async def _listen(self, text: str) -> asyncio.Server:
-        """Listen on the socket that this process has inherited for the address, or on a new one."""
+        """Listen on a socket that this process has inherited for the address, or else on a new one."""
         loop, address = asyncio.get_running_loop(), parse_listen(text)
         handed = self._inherited.take(text)
         if handed is not None:
@@ -83,19 +85,19 @@ class AnyListener(ABC, Generic[S]):
         """Return the protocol of a new connection."""
 
     def configure(self, context: ListenerContext) -> None:
-        """Use this context for new connections, and for new HTTP requests of open ones. Open sessions keep
-        the one they began with.
+        """Use this context for new connections, and for new HTTP requests on open connections. Open sessions
+        keep the one they began with.
         """
         self.context = context
         self.submissions.context = context
         self._admission.configure(context)
 
     def asks(self, policy: AskedPolicy) -> bool:
-        """Return whether an open session uses this policy, which may have been replaced since."""
+        """Return whether an open session still uses this policy, which may have been replaced."""
         return self.submissions.asks(policy)
 
     def stop_accepting(self) -> None:
-        """Close the listening socket. Connections stay open."""
+        """Close the listening socket, while open connections stay."""
         if self._server is None:
             return
         self._server.close()

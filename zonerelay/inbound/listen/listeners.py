@@ -1,4 +1,4 @@
-"""All listeners of a worker, and the objects that they share: users, access rules, sender DNS, memory.
+"""Manages all listeners of a worker, and what they share: users, access rules, sender DNS, memory.
 
 `Listeners` builds them from the settings and applies changed settings. A listener whose address stays the
 same keeps its connections, which continue with the settings they began with. A removed listener is drained; a
@@ -72,7 +72,9 @@ class ListenerRules(msgspec.Struct, frozen=True):
 
 
 def build_rules(settings: Settings) -> ListenerRules:
-    """Build the rules from the settings. Raise ValueError with a message if a rule is invalid."""
+    """Build the access and rewrite rules from the settings. Raise ValueError with a message if a rule is
+    invalid.
+    """
     return ListenerRules(
         AccessRules(settings.access) if settings.access else None,
         RewriteRules(settings.rewrite) if settings.rewrite else None,
@@ -141,7 +143,9 @@ class Listeners:
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses of all listeners, as in the configuration. A port 0 is replaced by the real port."""
+        """The addresses of all listeners, in the notation of the configuration. A port 0 is replaced by the
+        real port.
+        """
         return [address for kept in self._kept for address in kept.addresses]
 
     @property
@@ -150,12 +154,12 @@ class Listeners:
 
     @property
     def rewriting(self) -> RewriteRules | None:
-        """The current [[rewrite]] tables."""
+        """The current [[rewrite]] rules."""
         return self._shared.rewriting
 
     @property
     def refused_stranger(self) -> Callable[[Mailbox, Reply, float], None]:
-        """The function to call when a next hop has rejected mail of an unauthenticated client."""
+        """The function to call when a next hop has rejected the mail of an unauthenticated client."""
         return self._shared.srs_recipients.refused
 
     @property
@@ -195,8 +199,8 @@ class Listeners:
         return await first.submissions.submit(call, pieces)
 
     def local(self) -> LocalSubmit | None:
-        """Return how programs on this machine submit mail: to the first listener that accepts it unencrypted
-        and without a login, as `zonerelay.sendmail` does.
+        """Return the function with which programs on this machine submit mail, or None if no listener accepts
+        it.
         """
         for kept in self._kept:
             settings = kept.settings
@@ -211,7 +215,9 @@ class Listeners:
         return None
 
     async def reload(self, settings: Settings, rules: ListenerRules) -> tuple[str, ...]:
-        """Apply other settings. Return a message for each change that could not be applied."""
+        """Apply new settings and rules to the listeners. Return a message for each change that could not be
+        applied.
+        """
         problems: list[str] = []
         self._share(settings, rules)
         wanted = {each.address: each for each in settings.listener}
@@ -267,7 +273,7 @@ class Listeners:
         await self.guard.close()
 
     def failed_elsewhere(self, text: str) -> None:
-        """Count a failed login that another worker has shared."""
+        """Count a failed login that another worker has reported."""
         if self._users is not None:
             self._users.failed_elsewhere(text)
 
@@ -375,8 +381,8 @@ class Listeners:
         )
 
     def _retire(self, policy: contexts.AskedPolicy, listener: SomeListener) -> None:
-        """Close the policy when no session uses it any more. An application may keep a session
-        open all day.
+        """Close a replaced policy when no session uses it any more. An application may keep a session open
+        all day.
         """
 
         async def retire() -> None:
@@ -404,12 +410,16 @@ _policy_of = attrgetter("policy", "policy_file", "policy_timeout", "authenticato
 
 
 def _bounded(settings: ListenerSettings, policy: contexts.AskedPolicy | None) -> ListenerSettings:
-    """Limit the message size to the size that a handler may hold in memory."""
+    """Return the settings with `max_message_size` limited to the size that an aiosmtpd handler may
+    receive.
+    """
     if policy is None or WholeMessage not in policy.asked:
         return settings
     return replace(settings, max_message_size=min(settings.max_message_size, settings.policy_max_size))
 
 
 def earliest(expiries: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Return the expiry of each certificate by its first name, the earliest of several for one name."""
+    """Return the expiry of each certificate by its first name; the earliest, if several have the same
+    name.
+    """
     return dict(sorted(expiries, key=lambda each: -each[1]))

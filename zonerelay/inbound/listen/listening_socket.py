@@ -1,4 +1,4 @@
-"""Makes and binds listening sockets, and accepts clients at those of other workers.
+"""Creates listening sockets, and accepts clients at the sockets of other workers.
 
 If an address cannot be used, the error message explains why.
 """
@@ -22,7 +22,7 @@ _WORDS = {
 
 
 class ListenError(Exception):
-    """The relay cannot listen on the address. The text is for the operator."""
+    """The relay cannot listen on a configured address. The text is for the operator."""
 
 
 def explained(error: OSError) -> str:
@@ -30,8 +30,8 @@ def explained(error: OSError) -> str:
 
 
 def bound_group(address: ListenAddress, count: int) -> list[socket.socket]:
-    """Return `count` sockets bound to one IP address; the kernel distributes the clients. Raise OSError on
-    failure.
+    """Return `count` sockets bound to the same address and port, among which the kernel distributes clients.
+    Raise OSError on failure.
     """
     # Without this check, another relay of the same user could be listening there and would share our clients.
     bound(address).close()
@@ -47,8 +47,8 @@ def bound_group(address: ListenAddress, count: int) -> list[socket.socket]:
 
 
 def bound(address: ListenAddress, *, shared: bool = False) -> socket.socket:
-    """Return a socket bound to an IP address; `shared` lets others bind to it too. Raise OSError
-    on failure.
+    """Return a socket bound to an IP address; with `shared`, other sockets can be bound to it too
+    (SO_REUSEPORT). Raise OSError on failure.
     """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     # The protocol is given because asyncio sets TCP_NODELAY only on sockets with an explicit TCP protocol.

@@ -50,7 +50,9 @@ _decode_answer = _answers.decode
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
-    """Return a frame. Raise IncompleteReadError (an EOFError) or OSError on failure."""
+    """Read one frame: a length and its bytes. Raise IncompleteReadError (an EOFError) or OSError on
+    failure.
+    """
     return await reader.readexactly(int.from_bytes(await reader.readexactly(_LENGTH)))
 
 
@@ -81,7 +83,7 @@ class SubmitSocket:
             self._path.unlink(missing_ok=True)
 
     async def drain(self) -> None:
-        """Wait until the answers of completed calls have been sent."""
+        """Wait until the results of completed submissions have been sent."""
         await self._serving.wait(FAREWELL)
         await self._serving.cancel()
 
@@ -130,7 +132,9 @@ class SubmitClient:
 
 
 async def _ask(place: Path, call: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes] | None:
-    """Make the call, and return the first frame of the answer, or None if the worker is lost before it."""
+    """Send a submission without the content, and return the first frame of the response, or None if the
+    worker is lost.
+    """
     writer = None
     try:
         async with asyncio.timeout(GREETING):
@@ -150,7 +154,9 @@ async def _ask(place: Path, call: bytes) -> tuple[asyncio.StreamReader, asyncio.
 async def _content(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pieces: Pieces
 ) -> Acceptance | Rejection:
-    """Send the message until there is an answer. Raise the errors of `pieces`."""
+    """Send the content of a message until the worker responds, and return the response. Raise the errors of
+    `pieces`.
+    """
     answer = asyncio.ensure_future(_read(reader))
     try:
         if isinstance(pieces, AsyncIterator):
@@ -172,7 +178,7 @@ async def _content(
 
 
 async def _send(writer: asyncio.StreamWriter, frame: bytes) -> None:
-    """Send a frame. Ignore a lost worker here: reading its answer reveals it."""
+    """Send one frame. Ignore a lost connection here, because reading the response reports it."""
     writer.write(_framed(frame))
     with contextlib.suppress(OSError):
         await writer.drain()

@@ -64,12 +64,12 @@ _NO_LOOP = cast(asyncio.AbstractEventLoop, None)
 
 
 class UnusableError(ValueError):
-    """A hook returned something that the relay cannot apply. The text is for the operator."""
+    """A hook returned a value that the relay cannot apply. The text is for the operator."""
 
 
 class Server:
-    """Replaces aiosmtpd's SMTP object as the first argument of a hook, with the attributes that are
-    meaningful here.
+    """Stands for aiosmtpd's SMTP object as the first argument of a hook, with those attributes that apply
+    here.
     """
 
     data_size_limit = None
@@ -177,7 +177,7 @@ class HandlerPolicy(api.Policy):
                 dialog.envelope = Envelope()  # so that an idle client keeps no message in memory
 
     def _named(self, event: Event) -> tuple[str, tuple[object, ...]]:
-        """Return the name of the hook, and its arguments after the envelope."""
+        """Return the name of the hook for an event, and the hook's arguments after the envelope."""
         if isinstance(event, api.Helo):
             if not event.extended:
                 return "handle_HELO", (event.name,)
@@ -218,7 +218,7 @@ class HandlerPolicy(api.Policy):
 
 
 def authenticator_step(check: Hook, hostname: str) -> Callable[[api.PresentedLogin], object]:
-    """Return an aiosmtpd authenticator as a step of the runner."""
+    """Convert an aiosmtpd authenticator to a function that a PolicyRunner can call."""
 
     async def step(event: api.PresentedLogin) -> Decision | PolicyFailure:
         dialog = _dialog_of(event.client)
@@ -249,7 +249,7 @@ WRONG = Reply(535, "7.8", "Authentication credentials invalid")
 
 
 def _dialog_of(client: api.ClientInfo) -> _Dialog:
-    """Return the dialog of this client, or a new one if a late hook still uses the old one."""
+    """Return the client's `_Dialog`, or a new one if a hook that has timed out still uses the old one."""
     known = client.kept.get(_KEPT)
     if isinstance(known, _Dialog) and not known.busy:
         return known
@@ -260,7 +260,7 @@ def _dialog_of(client: api.ClientInfo) -> _Dialog:
 
 
 def _before(dialog: _Dialog, event: Event) -> Envelope:
-    """Return the envelope for the hook."""
+    """Return the envelope to pass to the hook for this event."""
     if isinstance(event, api.Rcpt) and event.mail is not None:
         return dialog.fill(event.recipients, event.mail)
     if isinstance(event, api.WholeMessage):
@@ -309,7 +309,7 @@ def _sender(event: Event, envelope: Envelope) -> str | None:
 
 
 def _recipients(event: Event, before: list[str], now: object) -> tuple[list[str], set[str]]:
-    """Return the recipients that the hook added, and those that it removed."""
+    """Return the recipients that the hook added and those that it removed."""
     if not isinstance(now, list) or not all(isinstance(each, str) for each in now):
         raise UnusableError("envelope.rcpt_tos is no longer a list of addresses")
     expected = [*before, event.recipient] if isinstance(event, api.Rcpt) else before
@@ -334,7 +334,7 @@ def _content(content: object) -> bytes:
 
 
 def _reply(status: object) -> Reply:
-    """Return the reply for the status that a hook returned. Raise UnusableError if it is invalid."""
+    """Convert the status text that a hook returned to a reply. Raise UnusableError if it is invalid."""
     text = status.decode("ascii", "replace") if isinstance(status, bytes) else status
     if not isinstance(text, str):
         raise UnusableError(f"it returned {type(status).__name__} instead of a reply such as '250 OK'")
@@ -351,8 +351,8 @@ def _reply(status: object) -> Reply:
 
 
 def _lines_of(status: object, given: Sequence[str]) -> tuple[str, ...]:
-    """Return the lines of the EHLO reply that the hook returned. Raise UnusableError if the list is
-    invalid.
+    """Return the lines of the EHLO reply that the hook kept, or an empty tuple if it kept all. Raise
+    UnusableError if the list is invalid.
     """
     if not isinstance(status, list) or not all(isinstance(each, str) for each in status):
         raise UnusableError("it did not return the list of reply lines")
@@ -363,7 +363,9 @@ def _lines_of(status: object, given: Sequence[str]) -> tuple[str, ...]:
 
 
 def _takes_lines(hook: Hook) -> bool:
-    """Return whether handle_EHLO has the five-argument form. Raise ValueError if it has neither form."""
+    """Return whether handle_EHLO has the form with five arguments, the last of which is the list of reply
+    lines. Raise ValueError if it has neither form.
+    """
     count = len(inspect.signature(hook).parameters)
     if count not in (4, 5):
         raise ValueError("handle_EHLO takes (server, session, envelope, hostname, responses)")
@@ -371,7 +373,7 @@ def _takes_lines(hook: Hook) -> bool:
 
 
 def _options(size: int, body: str, smtputf8: bool) -> list[str]:
-    """Return the parameters of MAIL that aiosmtpd supports."""
+    """Return the MAIL parameters as aiosmtpd represents them, as far as it supports them."""
     size_given = [f"SIZE={size}"] if size else []
     return [*size_given, *([f"BODY={body}"] if body != "7BIT" else []), *(["SMTPUTF8"] if smtputf8 else [])]
 
@@ -384,7 +386,7 @@ def _peer(client: api.ClientInfo) -> tuple[object, ...] | str:
 
 
 def _restore(envelope: Envelope, before: Mapping[str, Any]) -> None:  # Any: values of an Envelope
-    """Undo the changes of a hook that did not accept."""
+    """Undo a hook's changes to the envelope, because it did not accept the command."""
     for field, value in before.items():
         setattr(envelope, field, value)
 
@@ -394,7 +396,7 @@ def _is_async(hook: Hook) -> bool:
 
 
 def _loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of an `async def` hook. There is none in the thread of a `def` hook."""
+    """Return the event loop in which an `async def` hook runs. The thread of a `def` hook has none."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -416,7 +418,7 @@ async def _awaited(result: Awaitable[object]) -> object:
 def _in_thread(
     step: Callable[[Asked], Coroutine[Any, Any, Answer]],  # Any: asyncio's own words
 ) -> Callable[[Asked], Answer]:
-    """Return the step around a `def` hook, which the runner calls in a thread."""
+    """Convert a coroutine function that awaits nothing to a function that the runner calls in a thread."""
 
     def step_in_thread(event: Asked) -> Answer:
         try:

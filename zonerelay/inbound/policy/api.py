@@ -1,4 +1,4 @@
-"""The interface of an operator's own policy: events, decisions, and the base class.
+"""The interface of an operator's own policy: the events, the decision, and the base class.
 
 This is a public interface (docs/send/policy.md), so names and fields do not change. A policy overrides the
 methods of the session steps it wants to decide. A method returns a `Decision`, or `None` to accept. Decisions
@@ -208,7 +208,8 @@ def accept(*, zone: str = "", add: Iterable[tuple[str, str]] = (), remove: Itera
 
 
 def refuse(code: int, detail: str, text: str) -> Decision:
-    """Refuse with `code` (400–499: try again; 500–599: never), as in `refuse(550, "7.1", "Not here")`.
+    """Return a refusal with `code` (400–499: temporary; 500–599: permanent), as in `refuse(550, "7.1", "Not
+    here")`.
 
     Code 421 also ends the session.
     """
@@ -226,8 +227,8 @@ class PolicyContext:
 
 
 class Policy:
-    """The base class of policies, which accepts everything. Derive from it and override the steps you need;
-    the others cost nothing.
+    """The base class of policies; it accepts everything. Derive from it and override the steps you need; the
+    others cost nothing.
 
     `def` methods are called in several threads concurrently, `async def` methods all in one.
     """
@@ -235,7 +236,9 @@ class Policy:
     events: ClassVar[tuple[type[Event], ...]] = EVENTS
 
     def __init__(self, context: PolicyContext) -> None:
-        """Prepare the policy. Raise ValueError with a message for the operator if the policy cannot work."""
+        """Prepare the policy; a subclass can read files here. Raise ValueError with a message for the
+        operator if the policy cannot work.
+        """
         self.context = context
 
     def connect(self, event: Connect) -> ServerReply:
@@ -255,19 +258,19 @@ class Policy:
         return None
 
     def headers(self, event: Headers) -> ServerReply:
-        """Decide about the header. After a refusal, the rest of the message is read and discarded before the
-        reply.
+        """Decide about a message whose header section has arrived. After a refusal, the rest of the message
+        is read and discarded before the reply.
         """
         return None
 
     def end_of_data(self, event: EndOfData) -> ServerReply:
-        """Decide about the whole message. A refusal discards it. Accepting it does not yet mean that it is
-        stored.
+        """Decide about a message that has arrived completely. A refusal discards it. Accepting it does not
+        yet mean that it is stored.
         """
         return None
 
     def close(self) -> Awaitable[None] | None:
-        """Release resources, when the listener is removed or the relay stops."""
+        """Release resources when the listener is removed or the relay stops."""
         return None
 
 
@@ -337,7 +340,9 @@ class WholeMessage(Event, step="handle_DATA"):
 
 
 class PresentedLogin(Event, step="authenticator"):
-    """Credentials that a client sent. The reply accepts or refuses; 4yz means a temporary failure."""
+    """Event: a client sent credentials, which an operator's authenticator checks. The reply accepts or
+    refuses; 4yz means a temporary failure.
+    """
 
     user: str
     password: str = field(repr=False)
@@ -349,7 +354,7 @@ HANDLER_EVENTS: tuple[type[Event], ...] = (Rset, Noop, Vrfy, Quit, WholeMessage)
 
 @dataclass(frozen=True, slots=True)
 class Changes(Decision):
-    """The differences between an envelope before and after a hook.
+    """The changes that a hook made to an envelope.
 
     `sender` is `""` for the null sender, or `None` if it is unchanged. `added` and `removed` are recipients;
     at RCPT, `removed` includes the recipient of the command if others replace it. `content` is a new message
@@ -369,7 +374,7 @@ class Changes(Decision):
 
 
 class FailureKind(enum.StrEnum):
-    """The kind of a failure, as a metric label. The list is fixed."""
+    """The kind of a failed policy call, as a metric label. The list is fixed."""
 
     TIMEOUT = "timeout"
     ERROR = "error"

@@ -75,7 +75,7 @@ def understood(answer: object) -> Result:
 
 
 def described(error: BaseException) -> str:
-    """Return the text of an exception with the innermost line of the operator's code."""
+    """Return an exception as text, with the innermost line of the operator's code."""
     try:
         text = str(error)[:MAX_DETAIL]
     except BaseException:  # noqa: BLE001 - it is the operator's __str__
@@ -114,16 +114,16 @@ class LoopThread:
         self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
 
     def submit(self, call: DaemonCall[Any]) -> None:  # Any: as in `DaemonThreads`
-        """Call a function that returns an awaitable. Cancelling the answer also cancels a call that has
-        started.
+        """Run a function that returns an awaitable on the event loop of the thread. Cancelling the answer
+        also cancels a call that has started.
         """
         self._waiting[call] = None
         call.answer = asyncio.run_coroutine_threadsafe(self._perform(call), self._running_loop())
         call.answer.add_done_callback(lambda _: self._forget(call))
 
     def stuck(self, since: float) -> bool:
-        """Return whether the loop is blocked: it runs too many calls, or has not begun a call from before
-        `since`.
+        """Return whether the event loop is blocked: it runs too many calls, or has not begun a call that is
+        older than `since`.
         """
         return self._running >= MAX_CALLS or any(call.asked < since for call in tuple(self._waiting))
 
@@ -157,7 +157,7 @@ class LoopThread:
         self._ended.set_result(None)
 
     def _forget(self, call: DaemonCall[Any]) -> None:
-        """Forget a call that was cancelled, but only when the loop is not blocked."""
+        """Forget a cancelled call as soon as the event loop is not blocked."""
         with contextlib.suppress(RuntimeError):  # the loop was closed, and everything cancelled
             self._running_loop().call_soon_threadsafe(self._waiting.pop, call, None)
 
@@ -255,7 +255,7 @@ class PolicyRunner:
         return NOT_AVAILABLE
 
     async def close(self) -> None:
-        """Call the policy's `close`, then end its threads. Raise only CancelledError."""
+        """Call the policy's `close` method, then end its threads. Raise only CancelledError."""
         if self._closed:
             return
         try:
@@ -306,7 +306,9 @@ class PolicyRunner:
 
 
 def overridden(policy: Policy, name: str) -> PolicyStep | None:
-    """Return the overridden method, or None if it is the method of the base class."""
+    """Return a method of the policy and whether it is a coroutine function, or None if it is not
+    overridden.
+    """
     method, base = getattr(policy, name, None), getattr(Policy, name, None)
     if method is None or getattr(method, "__func__", method) is base:
         return None
@@ -319,8 +321,8 @@ Made = TypeVar("Made")
 
 
 def load_policy(name: str, context: PolicyContext) -> Policy:
-    """Import the operator's code and create the policy. There is no time limit, because this is at start or
-    reload.
+    """Import the operator's module and create the policy. There is no time limit, because this happens only
+    at a start or reload.
 
     Raise ValueError with a message for the operator on failure.
     """
@@ -340,8 +342,8 @@ def load_policy(name: str, context: PolicyContext) -> Policy:
 
 
 def load_authenticator(name: str, context: PolicyContext) -> Callable[[api.PresentedLogin], object]:
-    """Import the operator's code, and return the step that calls it. Raise ValueError as `load_policy`
-    does.
+    """Import the operator's authenticator, and return a function that calls it. Raise ValueError as
+    `load_policy` does.
     """
     found = named(name, "module:Class")
     check: Any = _made(name, found) if inspect.isclass(found) else found  # Any: an operator's object

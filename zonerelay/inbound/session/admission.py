@@ -1,4 +1,4 @@
-"""Admits connections to one listener and counts them by address, client, network and memory.
+"""Admits connections to one listener, within limits per address, client, network and memory.
 
 It owns the set of open sessions. Each `welcome` needs one `farewell`. `forget` comes last, when no task of
 the session is running. A refusal is the reply for the client, with its reason.
@@ -37,11 +37,11 @@ class Admission(ConnectionLimits, Generic[S]):
         self.draining = False
 
     def configure(self, context: ListenerContext) -> None:
-        """Apply these settings to new connections. Open connections stay."""
+        """Apply new settings to new connections. Open connections stay."""
         self._access, self.settings = context.clients, context.settings
 
     def welcome(self, session: S, peer: object) -> tuple[Client, ServerReply | None]:
-        """Identify the client of a new connection and count it, or return the refusal."""
+        """Identify the client of a new connection and count the connection, or return the refusal."""
         client = self._access.identify(peer)
         self.sessions.add(session)
         if not (client.address or client.may_relay):
@@ -61,7 +61,7 @@ class Admission(ConnectionLimits, Generic[S]):
         return client, None
 
     def readmit(self, client: Client, address: str, port: int) -> tuple[Client, ServerReply | None]:
-        """Count the connection as one of the client that PROXY or XCLIENT names, or return the refusal."""
+        """Count the connection for the client that PROXY or XCLIENT names, or return the refusal."""
         named = self._access.named(address, port, by=client)
         reason = self.move("" if client.proxies else client.address, named.address)
         return (named, None) if reason is None else (client, _TOO_MANY[reason])
@@ -75,7 +75,7 @@ class Admission(ConnectionLimits, Generic[S]):
             self._metrics.inbound.value -= 1
 
     def forget(self, session: S) -> None:
-        """Remove a closed session, when none of its tasks is running."""
+        """Remove a closed session of which no task is running any more."""
         self.sessions.discard(session)
         if not self.sessions and self._empty is not None and not self._empty.done():
             self._empty.set_result(None)

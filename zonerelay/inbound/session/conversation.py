@@ -72,7 +72,7 @@ _parse_mail = lru_cache(maxsize=REMEMBERED)(parse_mail)
 
 @lru_cache(maxsize=REMEMBERED)
 def _parse_rcpt(argument: str, smtputf8: bool, offered: frozenset[str]) -> tuple[str, Recipient]:
-    """Return the key of a recipient (see `recipient_key`), and the recipient."""
+    """Parse RCPT, and return the recipient with its key (see `recipient_key`)."""
     recipient = parse_rcpt(argument, smtputf8=smtputf8, offered=offered)
     return recipient_key(recipient.address), recipient
 
@@ -85,7 +85,7 @@ _NOT_OFFERED = frozenset({"EXPN", "ETRN", "TURN", "ATRN", "SEND", "SOML", "SAML"
 
 
 class Conversation(SubmittingClient):
-    """The session of one SMTP client, as its commands see it.
+    """Executes the commands of one SMTP client, and holds the state that they share.
 
     `exchange` is set while the client's lines are SASL responses, and `logs_in` while its password is being
     checked. `chunk` is the size of the current BDAT in bytes, and whether it is the last one.
@@ -106,7 +106,9 @@ class Conversation(SubmittingClient):
         self.xclient: XClient | None = None
 
     def _counted(self, answer: ServerReply, command: str, *, of_message: bool) -> ServerReply:
-        """Count a client's error. Too many of them end the session."""
+        """Count a refusal as a client's error, and return it, or a reply that ends the session. Too many of
+        them end the session.
+        """
         if answer.counts:
             self._errors += 1
             if not self.client_state.grants.may_relay:
@@ -118,7 +120,7 @@ class Conversation(SubmittingClient):
         return answer
 
     def slowed(self, answer: ServerReply) -> ServerReply:
-        """Delay the reply by `delay` seconds."""
+        """Delay a reply by `delay` seconds."""
         if answer.then is not NextAction.GO_ON and answer.then is not NextAction.CLOSE:
             return answer  # the next reply is delayed instead
         delay, self.delay = self.delay, 0.0
@@ -127,7 +129,7 @@ class Conversation(SubmittingClient):
     def _handled(
         self, event: type[Event], command: str, answer: ServerReply, **fields: Any
     ) -> ServerReply:  # Any: values of the event's fields
-        """Call the policy for a command that only aiosmtpd handlers handle. `answer` is the relay's own
+        """Call the policy for a command that only aiosmtpd handlers receive. `answer` is the relay's own
         reply, which is final if there is no handler, or no `command` that it may refuse.
         """
         if event not in self.context.asked:
@@ -142,7 +144,9 @@ class Conversation(SubmittingClient):
         return self.ask(event(client=self.client_state.info, **fields), decided, command)
 
     def go_on_from(self, before: "Conversation") -> None:
-        """Keep the policy's decision at connect after STARTTLS. The client must repeat everything else."""
+        """Keep the policy's decision about the connection after STARTTLS. The client must repeat everything
+        else.
+        """
         if (decision := before.edits_by_step.get(Connect.step)) is not None:
             self.keep_edits(Connect.step, decision)
 
@@ -307,7 +311,9 @@ class Conversation(SubmittingClient):
         return replies.READMIT
 
     def answer(self, line: bytes | LineFault, *, more: bool) -> ServerReply:
-        """Return the reply to a line. `more` is true if further input has already arrived."""
+        """Execute a command line, and return the reply. `more` is true if further input has already
+        arrived.
+        """
         self.commands += 1
         if isinstance(line, LineFault) or self.exchange is not None or self.commands > self.max_commands:
             return self._no_command(line)

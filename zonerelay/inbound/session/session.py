@@ -70,8 +70,8 @@ _DRAINING, _LEFT = SessionPhase.DRAINING, SessionPhase.LEFT
 
 
 class Session(asyncio.Protocol):
-    """An SMTP session. `intake` is the message that is being received or stored. `discarding` bytes of a
-    refused BDAT chunk are still to be discarded; then the reply `owed` is sent.
+    """One SMTP session with its connection. `intake` is the message that is being received or stored.
+    `discarding` bytes of a refused BDAT chunk are still to be discarded; then the reply `owed` is sent.
     """
 
     transport: Transport
@@ -147,7 +147,9 @@ class Session(asyncio.Protocol):
             self._leave_if_done()
 
     def eof_received(self) -> bool:
-        """Send the pending replies: the client sends nothing more, but may still be listening."""
+        """Send the pending replies, because the client may still be reading although it has closed its
+        side.
+        """
         self.phase = max(self.phase, SessionPhase.ENDED)
         return self._owes_replies()
 
@@ -191,7 +193,7 @@ class Session(asyncio.Protocol):
 
     @property
     def held(self) -> int:
-        """Bytes that this session uses in the memory account of all sessions."""
+        """Bytes that this session has added to the memory that all sessions use."""
         transaction = self.conversation.transaction
         intake = 0 if self.intake is None else self.intake.held
         return self._charged + (transaction.cost if transaction is not None else 0) + intake
@@ -206,13 +208,13 @@ class Session(asyncio.Protocol):
 
     @property
     def waits_for_store(self) -> bool:
-        """Whether a message has arrived completely and is not answered yet."""
+        """Whether a message has arrived completely and its reply has not been sent."""
         return self.intake is not None and self.intake.complete
 
     # Handshakes and the greeting.
 
     def _open(self) -> None:
-        """Start TLS or send the greeting, now that the client is known."""
+        """Start TLS or send the greeting, now that the client has been identified."""
         if self.context.settings.tls is ListenerTls.IMPLICIT:
             self._start_tls()
         else:
@@ -236,7 +238,7 @@ class Session(asyncio.Protocol):
         self._charge()
 
     def named(self, header: ProxyHeader) -> bool:
-        """Start the session of the client in the PROXY header. Return False if it is refused."""
+        """Start the session for the client that the PROXY header names. Return False if it is refused."""
         self.deadlines.established(self.loop.time())
         if not self._is_now(header.address, header.port):
             return False
@@ -262,7 +264,7 @@ class Session(asyncio.Protocol):
             self.loop.call_soon(self._leave_if_done)
 
     def _readmit(self) -> None:
-        """Continue as the client that XCLIENT names. Attributes that it does not name stay
+        """Continue the session for the client that XCLIENT names. Attributes that it does not name stay
         (XCLIENT_README).
         """
         xclient, before = self.conversation.xclient, self.conversation.client_state
@@ -278,8 +280,8 @@ class Session(asyncio.Protocol):
             self._greet()
 
     def _is_now(self, address: str, port: int) -> bool:
-        """Count the connection as one of another client. Return False if it is refused and the session
-        ends.
+        """Count the connection for another client. Return False if the client is refused, which ends the
+        session.
         """
         self.client, refusal = self._admission.readmit(self.client, address, port)
         if refusal is not None:
@@ -287,7 +289,7 @@ class Session(asyncio.Protocol):
         return refusal is None
 
     def _turns_away(self, data: bytes) -> bool:
-        """End a session whose first bytes belong to another protocol."""
+        """End the session if its first bytes belong to another protocol, such as TLS."""
         if data.startswith(TLS_HELLO):
             self.say_goodbye(replies.NOT_SMTP)
             return True
@@ -297,7 +299,7 @@ class Session(asyncio.Protocol):
         return False
 
     def _read_along(self, line: bytes | LineFault = b"") -> None:
-        """Record the line in the transcripts of this client."""
+        """Record a command line in the transcripts that include this client."""
         record = self._record = self._transcripts.inbound(self.client.address, self._record)
         if record is None:
             return
@@ -314,7 +316,7 @@ class Session(asyncio.Protocol):
     # Commands.
 
     def advance(self) -> None:
-        """Process the received input as far as the order of replies allows."""
+        """Process received input until a reply has to wait."""
         if self.phase >= _LEFT:
             return  # its memory is already released
         self._charge()
@@ -336,7 +338,7 @@ class Session(asyncio.Protocol):
         self._leave_if_done()
 
     def _take_turn(self) -> None:
-        """Continue after other connections were served."""
+        """Continue processing, after the event loop has served other connections."""
         self._asking = None
         self.advance()
 
@@ -346,7 +348,9 @@ class Session(asyncio.Protocol):
         return not (busy or self.phase >= _LEFT or self.transport.is_blocked)
 
     def _answer_lines(self, most: int) -> int:
-        """Answer up to `most` lines in one write, stopping at the first that needs more than a reply."""
+        """Answer up to `most` pipelined commands with one write, stopping at the first that needs more than a
+        reply.
+        """
         octets: list[bytes] = []
         count = 0
         while count < most and (line := self.lines.next()) is not None:
@@ -391,7 +395,9 @@ class Session(asyncio.Protocol):
             self._go_on_with(last)
 
     def _go_on_with(self, answer: ServerReply) -> None:
-        """Start the action of a reply. Comparisons are used because an enum's hash is a Python function."""
+        """Start the action that follows a reply, such as receiving the message. Comparisons are used because
+        an enum's hash is a Python function.
+        """
         then = answer.then
         if then is NextAction.TAKE_BODY:
             self.intake = self.conversation.new_intake(self._regulate)
@@ -442,7 +448,7 @@ class Session(asyncio.Protocol):
         self._take_body(intake, self.lines.take(size))
 
     def _discard(self) -> None:
-        """Discard the bytes of a refused BDAT, and send the reply after the last one."""
+        """Discard the bytes of a refused BDAT chunk, and send its reply after the last one."""
         dropped = len(self.lines.take(self.discarding))
         self.discarding -= dropped
         self.deadlines.octets += dropped
@@ -452,7 +458,7 @@ class Session(asyncio.Protocol):
             self.transport.write(self.owed.later)
 
     def _take_body(self, intake: Intake, data: bytes) -> None:
-        """Feed bytes to the message. The bytes after its end are commands."""
+        """Pass received bytes to the message. The bytes after its end are commands."""
         deadlines = self.deadlines
         deadlines.octets += len(data)
         intake.feed(data)
@@ -477,7 +483,7 @@ class Session(asyncio.Protocol):
             self._regulate()
 
     def _answer_chunk(self, intake: Intake) -> None:
-        """Reply to a chunk that is not the last one."""
+        """Reply to a BDAT chunk that is not the last one."""
         self.deadlines.chunk_complete(self.loop.time())
         if intake.refusal is None:
             self.transport.write(replies.chunk_taken(self.conversation.chunk[0]))
@@ -506,7 +512,7 @@ class Session(asyncio.Protocol):
             intake.task = None
 
     def _finish(self, intake: Intake, wire: bytes) -> None:
-        """End the mail transaction with this reply."""
+        """End the mail transaction, and send its reply."""
         self.intake = None
         if self._record is not None:
             self._record.note(f"the message: {intake.size} bytes, not shown")
@@ -546,7 +552,7 @@ class Session(asyncio.Protocol):
         self._abort(intake)
 
     def _abort(self, intake: Intake) -> None:
-        """Discard a message whose end of data will not arrive."""
+        """Discard an incomplete message, because the rest of it will not arrive."""
         self.intake = None
         if intake.task is not None:
             intake.task.cancel()
@@ -559,7 +565,7 @@ class Session(asyncio.Protocol):
     # Tasks, memory, closing, reading, time.
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:  # asyncio's own annotation
-        """Run the task. The listener keeps the session until it ends."""
+        """Start a task of this session. The listener keeps the session until the task ends."""
         task = self.loop.create_task(work)
         self._running += 1
         # Not in the task itself: a task that is cancelled before it starts never gets there.
@@ -572,7 +578,7 @@ class Session(asyncio.Protocol):
             self._admission.forget(self)
 
     def _charge(self) -> None:
-        """Update the memory account of all sessions, and free memory if it is full."""
+        """Update the memory that all sessions use, and free memory if too much is used."""
         held = self.lines.waiting + (TLS_COST if self.transport.has_tls else 0)
         if held == self._charged:
             return
@@ -583,7 +589,7 @@ class Session(asyncio.Protocol):
             memory.relieve()
 
     def _hold_nothing(self) -> None:
-        """Release the memory of this session, except that of a completely received message."""
+        """Release the memory of this session, except that of a message that has arrived completely."""
         self.lines.clear()
         self.conversation.reset()
         self.context.memory.used -= self._charged
@@ -628,7 +634,9 @@ class Session(asyncio.Protocol):
             self.say_goodbye(replies.SHUTTING_DOWN)
 
     def _regulate(self) -> None:
-        """Read only while there is capacity for more input."""
+        """Pause reading from the client while there is no capacity for more input, and resume it
+        afterwards.
+        """
         ours = self.intake is not None and self.intake.held_up
         if ours or self._asking is not None:
             self.deadlines.paused(self.loop.time())

@@ -1,4 +1,4 @@
-"""Decodes the bytes between a session and its socket: first a PROXY header, then TLS. It also writes and
+"""Unwraps the bytes between a session and its socket: first the PROXY header, then TLS. It also writes and
 closes.
 
 It owns asyncio's transport. Input goes through `unwrap` while `is_wrapped`, output through `write`.
@@ -47,17 +47,17 @@ class Deadlines:
         self.paused_at: float | None = None
 
     def began_handshake(self, now: float) -> None:
-        """Start the clock of a PROXY header or TLS handshake."""
+        """Start the time limit of a PROXY header or TLS handshake."""
         self._handshake = now
         self.heard = now
 
     def established(self, now: float) -> None:
-        """End the clock of the handshake. The next command has the idle time."""
+        """End the time limit of the handshake, and start the idle time."""
         self._handshake = None
         self.heard = now
 
     def answered(self, now: float, transaction: object | None) -> None:
-        """Restart the clocks, after commands were answered. The client is now in this transaction, or in
+        """Restart the time limits after commands were answered. The client is now in this transaction, or in
         none.
 
         It may differ from the previous one, because RSET and MAIL can arrive in one packet.
@@ -70,7 +70,7 @@ class Deadlines:
         self._timed = transaction
 
     def body_began(self, now: float) -> None:
-        """Start the clock of a body or BDAT chunk, and count its bytes from now on.
+        """Start the time limit of a body or BDAT chunk, and count its bytes.
 
         A refused chunk has no transaction, but gets no more time than others.
         """
@@ -80,23 +80,23 @@ class Deadlines:
             self._began = now
 
     def chunk_complete(self, now: float) -> None:
-        """End the clock of a BDAT chunk that is not the last one. The next command has the idle time."""
+        """End the time limit of a BDAT chunk that is not the last one, and start the idle time."""
         self._body = None
         self.heard = now
 
     def complete(self) -> None:
-        """Stop the clocks of the message when its end has arrived."""
+        """Stop the time limits of a message that has arrived completely."""
         self._began = None
         self._body = None
 
     def paused(self, now: float) -> None:
-        """Stop the clocks while the relay itself causes the delay."""
+        """Stop all time limits while the relay itself causes the delay."""
         if self.paused_at is None:
             self.paused_at = now
 
     def resumed(self, now: float) -> None:
-        """Start the clocks again. Clocks that ran are set back by the pause; clocks that began during it
-        begin now.
+        """Continue the time limits after a pause. Limits that were running are extended by the pause; limits
+        that began during it begin now.
         """
         if self.paused_at is None:
             return
@@ -115,7 +115,7 @@ class Deadlines:
         return next(late, None)
 
     def next_look(self, now: float) -> float:
-        """Return the time of the next call of `late`, early enough for every clock."""
+        """Return the time at which `late` has to be called again, before any time limit expires."""
         theirs = now if self.paused_at is None else self.paused_at
         # Clocks that begin later, or began during the pause, start at this time at the earliest.
         dues = [
@@ -125,7 +125,9 @@ class Deadlines:
         return min(dues) + (now - theirs)
 
     def _clocks(self) -> Iterator[tuple[float | None, float, ServerReply]]:
-        """Yield when each clock began, if it runs, its limit, and the reply to a client that is late."""
+        """Yield each time limit: when it began or None, its seconds, and the reply to a client that exceeds
+        it.
+        """
         yield self._handshake, HANDSHAKE, replies.IDLE
         idle, min_rate = self._settings.idle_timeout, self._settings.min_data_rate
         yield self._began, self._settings.transaction_timeout, replies.TRANSACTION_TIME
@@ -138,7 +140,7 @@ LINGER = 10.0  # seconds for a client to read the last reply before the connecti
 
 
 class Connection(Protocol):
-    """Interface: an SMTP session or an HTTP connection, which learns from `unwrap` what happens."""
+    """Interface: an SMTP session or HTTP connection; `unwrap` calls these methods."""
 
     def named(self, header: ProxyHeader) -> bool:
         """Continue as the client that the PROXY header names. Return False if it is refused."""
@@ -147,7 +149,7 @@ class Connection(Protocol):
         """Continue after the TLS handshake."""
 
     def client_ended(self) -> None:
-        """End the connection: the client has announced in TLS that nothing more follows."""
+        """End the connection, because the client has announced the end of its data in TLS (close_notify)."""
 
     def say_goodbye(self, answer: ServerReply, *, detail: str = "") -> None:
         """End the connection, because it cannot be used any more. `detail` is for the operator."""
@@ -179,7 +181,7 @@ class Transport:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the event loop has reported the connection as closed."""
+        """Whether the event loop has reported that the connection is closed."""
         return self._transport is None
 
     def expect_proxy_header(self) -> None:
@@ -187,14 +189,15 @@ class Transport:
         self.is_wrapped = True
 
     def start_tls(self, channel: TlsChannel) -> None:
-        """Treat all later input as TLS. The client begins the handshake."""
+        """Treat all further input as TLS. The client begins the handshake."""
         self._tls = channel
         self.is_wrapped = True
         self.write = self._write_encrypted
 
     def unwrap(self, data: bytes, owner: Connection) -> bytes:
-        """Return the plaintext of these bytes, and report events to the connection. It is empty while a PROXY
-        header or a handshake is incomplete, and if the connection cannot be used any more.
+        """Return the plaintext of received bytes, and report the PROXY header and the TLS handshake to the
+        connection. It is empty while a PROXY header or a handshake is incomplete, and if the connection
+        cannot be used any more.
         """
         while data and self.is_wrapped:
             if self._proxy is None:
@@ -232,7 +235,7 @@ class Transport:
     # Output, and closing.
 
     def overhear(self, on_output: Callable[[bytes], None]) -> None:
-        """Copy all plaintext output to `on_output`. Call this again after a handshake."""
+        """Call `on_output` with all plaintext output from now on. Call this again after a handshake."""
         if self.write is self._overheard:
             return
         write = self.write
@@ -261,8 +264,8 @@ class Transport:
             self._transport.resume_reading()
 
     def close(self) -> asyncio.TimerHandle | None:
-        """Close after all output has been sent. The returned timer aborts a connection whose client does not
-        read.
+        """Close the connection after all output has been sent. The returned timer aborts a connection whose
+        client does not read.
         """
         transport = self._transport
         if transport is None:
@@ -292,4 +295,4 @@ class Transport:
 
 
 def _discard(data: bytes) -> None:
-    """Write nothing, because the connection is closed."""
+    """Discard output, because the connection is closed."""

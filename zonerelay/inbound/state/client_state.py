@@ -34,8 +34,9 @@ _ANY_ADDRESS = re.compile(rf"""(?<!{_LOCAL}){_LOCAL}++@[^\s<>(),:;"\\\[\]]++""")
 
 
 class Grants(msgspec.Struct, frozen=True, kw_only=True):
-    """The permissions of one client. `must_log_in`: the client must log in first. `offer` are its lines of
-    the EHLO reply; `mail_parameters` and `rcpt_parameters` are the accepted parameters of MAIL and RCPT.
+    """What one client may do, such as relaying. With `must_log_in`, the client must log in first. `offer` are
+    its lines of the EHLO reply; `mail_parameters` and `rcpt_parameters` are the accepted parameters of MAIL
+    and RCPT.
     """
 
     may_relay: bool
@@ -49,8 +50,8 @@ class Grants(msgspec.Struct, frozen=True, kw_only=True):
 def _grants(
     settings: ListenerSettings, may_relay: bool, may_xclient: bool, secure: bool, proven: bool
 ) -> Grants:
-    """Return the permissions of a client. `may_relay` is determined by its address. `secure`: it uses TLS.
-    `proven`: it has logged in or presented a listed certificate.
+    """Return what a client may do. `may_relay` is determined by its address. `secure`: it uses TLS. `proven`:
+    it has logged in or presented a listed certificate.
     """
     must_log_in = not proven and settings.auth is ListenerAuth.REQUIRED
     may_relay = proven or (may_relay and not must_log_in)
@@ -85,7 +86,7 @@ GrantTable = Callable[[bool, bool, bool, bool], Grants]
 
 
 def grant_table(settings: ListenerSettings) -> GrantTable:
-    """Return the function that returns the permissions of a client of this listener, each computed once."""
+    """Return a cached function that determines what a client of this listener may do."""
     return cache(partial(_grants, settings))
 
 
@@ -127,7 +128,7 @@ class ClientState:
         self.grants = self._weighed()
 
     def take_over(self, before: "ClientState", xclient: XClient) -> None:
-        """Set the attributes that XCLIENT names, and copy the others from `before`."""
+        """Set the attributes that XCLIENT contains, and copy the others from `before`."""
         if xclient.helo is None:
             self.helo, self._extended = before.helo, before._extended
         else:
@@ -172,7 +173,7 @@ class ClientState:
 
     @property
     def info(self) -> ClientInfo:
-        """The client data for a policy."""
+        """The information about the client that a policy gets."""
         origin = self.origin
         if self.kept is None:
             self.kept = {}
@@ -199,18 +200,20 @@ class ClientState:
 
     @property
     def is_lenient(self) -> bool:
-        """Whether the client may use nonstandard paths, as some devices do. It must be allowed to relay."""
+        """Whether paths with invalid syntax are accepted from the client, as some devices send them. The
+        client must be allowed to relay.
+        """
         return self._settings.lenient_paths and self.grants.may_relay
 
     @property
     def is_bound(self) -> bool:
-        """Whether the user may send from listed addresses only."""
+        """Whether the user may send only from certain addresses."""
         return self.user is not None and bool(self.user.senders)
 
     def may_write_as(self, authors: Sequence[str]) -> bool:
-        """Check every address in the values of From fields. A value with an unreadable element is refused. If
-        other software may read different addresses, every string that looks like an address must be the
-        user's.
+        """Return whether the client may use every address in its From fields. A value with an unreadable
+        element is refused. If other software may read different addresses, every string that looks like an
+        address must be the user's.
         """
         if sum(map(len, authors)) > MAX_AUTHORS:
             return False

@@ -1,4 +1,4 @@
-"""The context that all listeners of a worker share, and the context of one listener.
+"""The objects that all listeners of a worker share, and those that all sessions of a listener share.
 
 A context is immutable. A reload creates a new one for new sessions; open sessions keep the one they began
 with.
@@ -66,8 +66,8 @@ HANDSHAKE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class LookupResult:
-    """The result of a lookup. `login` is set by `ListenerContext.log_in`, and `allowance` by `limits_of`.
-    `reason` is the reason of a refusal.
+    """The result of a lookup on which the reply to a command depends. `login` is set by
+    `ListenerContext.log_in`, and `allowance` by `limits_of`. `reason` is the reason of a refusal.
     """
 
     decision: Decision = ACCEPT
@@ -202,7 +202,7 @@ class ListenerContext(SharedContext):
             object.__setattr__(self, name, value)
 
     async def ask(self, question: Question) -> LookupResult:
-        """Perform a lookup. Raise only CancelledError."""
+        """Perform the lookup on which the reply to a command depends. Raise only CancelledError."""
         try:
             if not isinstance(question, Event):
                 return await question()
@@ -222,17 +222,17 @@ class ListenerContext(SharedContext):
         return ACCEPT
 
     async def wait(self, seconds: float) -> LookupResult:
-        """Delay the reply to an error."""
+        """Wait before the reply to an error is sent."""
         await asyncio.sleep(seconds)
         return LookupResult()
 
     async def limits_of(self, user: str) -> LookupResult:
-        """Read the limits of a user who begins a transaction (MAIL)."""
+        """Read the limits of a user who begins a transaction with MAIL."""
         assert self.guard is not None
         return LookupResult(allowance=await self.guard.allowance(user))
 
     async def log_in(self, client: ClientInfo, mechanism: str, credentials: Credentials) -> LookupResult:
-        """Check the credentials of a client (AUTH)."""
+        """Check the credentials that a client has sent with AUTH."""
         if self.users is None:
             return LookupResult(login=LoginResult(LoginKind.BROKEN, detail="no users"))
         ask = partial(self._presented, client, mechanism, credentials)
@@ -244,7 +244,7 @@ class ListenerContext(SharedContext):
         return LookupResult(await self._decide(event), login)
 
     async def _presented(self, client: ClientInfo, mechanism: str, credentials: Credentials) -> LoginResult:
-        """Call the operator's authenticator."""
+        """Call the operator's authenticator with the credentials of a client."""
         name, password = credentials.user, credentials.password
         event = PresentedLogin(client=client, user=name, password=password, mechanism=mechanism)
         reply = (await self._decide(event)).reply
@@ -255,7 +255,7 @@ class ListenerContext(SharedContext):
         return LoginResult(LoginKind.WRONG, detail="the authenticator rejects the login")
 
     def guarded(self, refusal: Refusal) -> ServerReply:
-        """Return the reply to mail that the limits of the user refuse, and count it if a quota is used up."""
+        """Return the reply to mail that exceeds the user's limits, and count it if a quota is used up."""
         if refusal.quota:
             self.events.metrics.quota_refused.add((refusal.quota,))
         return structs.replace(refused(refusal.reply, refusal.reason), retry_after=refusal.retry_after)
@@ -270,7 +270,7 @@ class ListenerContext(SharedContext):
         given: model.Recipient | None = None,
         given_address: str = "",
     ) -> tuple[ServerReply, str] | None:
-        """Change the envelope as an aiosmtpd handler wants it, or return the refusal and its cause. `step` is
+        """Apply an aiosmtpd handler's changes to the envelope, or return the refusal and its cause. `step` is
         the name of the policy's step.
 
         `given` is the recipient of the current RCPT command, and `given_address` its address in that command.
@@ -312,7 +312,9 @@ class ListenerContext(SharedContext):
         sender: Mailbox,
         addresses: Sequence[Mailbox],
     ) -> Iterator[tuple[ServerReply, str]]:
-        """Yield why these changes are not allowed. The first refusal is enough."""
+        """Yield the reasons for which these changes to the envelope are not allowed. The first refusal is
+        enough.
+        """
         if changes.sender is not None and not client_state.may_send_as(sender):
             yield replies.NOT_YOUR_ADDRESS, f"the handler changed the sender to {sender}"
         if changes.added and not client_state.grants.may_relay:
@@ -332,7 +334,7 @@ class ListenerContext(SharedContext):
 
 
 def _checked(parsed: tuple[Mailbox, str], *, smtputf8: bool) -> Mailbox:
-    """Return the address of a parsed path. Raise CommandError if the path is invalid."""
+    """Return the address of a path that a handler has set. Raise CommandError if the path is invalid."""
     mailbox, rest = parsed
     if rest:
         raise CommandError(Reply(501, "1.3", "Bad address syntax"))

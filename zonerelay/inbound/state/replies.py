@@ -27,7 +27,7 @@ from zonerelay.smtp.server.sasl import MECHANISMS
 
 
 class NextAction(enum.Enum):
-    """The next action of the session after a reply."""
+    """What the session does after a reply."""
 
     GO_ON = enum.auto()
     TAKE_BODY = enum.auto()
@@ -80,20 +80,18 @@ def refused(reply: Reply, reason: Reason, then: NextAction = NextAction.GO_ON) -
 
 
 def in_detail(answer: ServerReply, text: str) -> ServerReply:
-    """Return the same refusal with a longer text for the client. Logs, history and counters have the short
-    text.
-    """
+    """Return a refusal with a longer text for the client. Logs, history and counters have the short text."""
     detailed = Reply(answer.reply.code, answer.reply.detail, text)
     return structs.replace(answer, wire=detailed.encode(), detailed=detailed)
 
 
 def decided(reply: Reply, reason: Reason) -> ServerReply:
-    """Return the refusal of a verdict. Code 421 ends the session."""
+    """Return the refusal for a policy's or a lookup's negative reply. Code 421 ends the session."""
     return refused(reply, reason, NextAction.CLOSE if reply.code == _LAST_WORD else NextAction.GO_ON)
 
 
 def barred(refusal: Refusal) -> ServerReply:
-    """Return the same refusal for a login, with the reply codes of AUTH (RFC 4954 6)."""
+    """Return the reply to AUTH for a refusal by the user's limits, with the codes of RFC 4954 6."""
     reply = refusal.reply
     return refused(Reply(454 if reply.is_transient else 535, reply.detail, reply.text), Reason.USER)
 
@@ -110,7 +108,7 @@ _REASONS = {"5.4": Reason.PARAMETER, "6.7": Reason.SMTPUTF8, "1.3": Reason.ADDRE
 
 
 def bad_command(reply: Reply) -> ServerReply:
-    """Return the parser's reply to an invalid command."""
+    """Return the refusal for a command that the parser has rejected."""
     return refused(reply, _REASONS.get(reply.detail, Reason.SYNTAX))
 
 
@@ -140,8 +138,8 @@ def too_many_recipients(limit: int) -> ServerReply:
 
 
 def relaying_denied(client: str, *, may_log_in: bool) -> ServerReply:
-    """Return the refusal with the client's address as the relay sees it, because an operator has to list that
-    address.
+    """Return the refusal of relaying, with the client's address as the relay sees it, for the operator's
+    configuration.
     """
     lacks = "neither in a listed network nor logged in" if may_log_in else "not in a listed network"
     return in_detail(RELAYING_DENIED, f"Relaying denied for {client}: {lacks}") if client else RELAYING_DENIED
@@ -278,7 +276,9 @@ class Greeting:
         self._answers: dict[tuple[str, ...], tuple[float, ServerReply]] = {}
 
     def ehlo(self, offer: tuple[str, ...], now: float) -> ServerReply:
-        """Return the reply to EHLO with these lines at its end. `now` is Unix time."""
+        """Return the reply to EHLO, whose last lines are those that the client may use. `now` is Unix
+        time.
+        """
         known = self._answers.get(offer)
         if known is None or not known[0] <= now < known[0] + FRESH:
             release = future_release_line(self._max_hold, now)

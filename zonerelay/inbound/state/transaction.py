@@ -1,4 +1,4 @@
-"""Represents one mail transaction, from MAIL to the end of data (RFC 5321 3.3), and rewrites its addresses.
+"""One mail transaction, from MAIL to the end of data (RFC 5321 3.3), and the rewriting of its addresses.
 
 It holds the arguments of MAIL and RCPT, and the policy's decisions about the message: zones and header
 changes.
@@ -108,7 +108,7 @@ class MailTransaction:
         self.chunked = False  # after the first BDAT, RCPT and DATA are not allowed
 
     def decide(self, decision: Decision, recipient: Mailbox | None = None) -> None:
-        """Apply a decision of the policy, for the whole message or for one recipient."""
+        """Apply a policy's decision for the whole message or for one recipient."""
         self.edits = self.edits.and_those_of(decision)
         if decision.zone and recipient is None:
             self.zone = decision.zone
@@ -117,11 +117,11 @@ class MailTransaction:
             self.zones[recipient] = decision.zone
 
     def zone_of(self, recipient: Mailbox) -> str:
-        """Return the policy's zone for this recipient, or an empty string if the routes decide."""
+        """Return the zone that the policy has chosen for a recipient, or "" if the routes decide."""
         return self.zones.get(recipient) or self.zone
 
     def apply_mode(self) -> None:
-        """Apply the user's mode to the envelope, which is complete and rewritten."""
+        """Change the complete envelope as the user's mode requires, such as redirecting it to a mailbox."""
         if self.allowance is None:
             return
         self.named = model.mailboxes(self.recipients.values())
@@ -160,7 +160,9 @@ class MailTransaction:
         )
 
     def rewriting_notes(self) -> Iterator[str]:
-        """Yield a limited number of notes for the trace: which rules matched, and the new addresses."""
+        """Yield notes for the trace about the rewriting rules that matched and the new addresses, at most
+        `MAX_NOTES`.
+        """
         by_rule: dict[str, list[Mailbox]] = {}
         for how, address in self.rewritten:
             by_rule.setdefault(how, []).append(address)
@@ -246,7 +248,7 @@ class RewriteRules:
                     table.add(pattern, at)
 
     def rewrite(self, transaction: MailTransaction, origin: model.Origin) -> None:
-        """Rewrite the addresses of the envelope, which is complete."""
+        """Rewrite the addresses of the complete envelope."""
         rewrites = ClientRewrites(self, origin.listener, origin.user)
         if rewrites.changes(RewriteScope.HEADER):
             transaction.rewrites = rewrites
@@ -275,11 +277,13 @@ class ClientRewrites:
         self.rules_of_header: set[int] = set()  # the rules that have changed something
 
     def changes(self, place: RewriteScope) -> bool:
-        """Return whether a rule may change addresses in this place."""
+        """Return whether a rule may change addresses of this kind."""
         return place in self._tables
 
     def find(self, place: RewriteScope, address: Mailbox) -> tuple[Mailbox, int]:
-        """Return the new address and the number of its rule, or the same address and 0 if no rule matches."""
+        """Return the rewritten address and the number of the rule, or the same address and 0 if no rule
+        matches.
+        """
         if not address:
             return address, 0
         found = [at for table in self._tables.get(place, ()) for at in table.find(address)]
@@ -301,8 +305,8 @@ class ClientRewrites:
 
 
 def target(to: str) -> tuple[str, str]:
-    """Return the local part (empty if unchanged) and the domain of the new address. Raise ValueError with a
-    message.
+    """Return the local part (empty if unchanged) and the domain of the `to` of a [[rewrite]] rule. Raise
+    ValueError with a message.
     """
     local, _, domain = to.rpartition("@")
     try:
@@ -339,14 +343,16 @@ def _rewrite_recipients(transaction: MailTransaction, rewrites: ClientRewrites) 
 
 
 def renamed(recipient: Recipient, address: Mailbox) -> Recipient:
-    """Return the recipient with another address. ORCPT keeps the address of RCPT (RFC 3461 5.2.1 d)."""
+    """Return a recipient with its rewritten address. ORCPT keeps the address of RCPT (RFC 3461 5.2.1 d)."""
     return structs.replace(
         recipient, address=address, orcpt=recipient.orcpt or original_recipient(recipient.address)
     )
 
 
 def wishes_of_both(one: Notify, other: Notify) -> Notify:
-    """Combine the NOTIFY values of two recipients that became one, so that each requested DSN is sent."""
+    """Combine the NOTIFY values of two recipients that were rewritten to the same address, so that each
+    requested DSN is sent.
+    """
     if one == other or other is Notify.NEVER:
         return one
     if one is Notify.NEVER:

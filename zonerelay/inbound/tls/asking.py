@@ -1,4 +1,4 @@
-"""TLS that asks a client for its certificate, with pyOpenSSL.
+"""TLS that requests a certificate from the client, with pyOpenSSL.
 
 `ssl` ends the handshake of a client whose certificate no known authority has issued. pyOpenSSL accepts any,
 because access depends on the fingerprint. It takes half as much time again, so only listeners with
@@ -27,10 +27,10 @@ _forget_errors = Binding.lib.ERR_clear_error
 
 
 class AskingContext:
-    """The context of one certificate."""
+    """A TLS context that requests a certificate from the client."""
 
     def __init__(self, pair: CertificatePair, ciphers: str) -> None:
-        """Raise CertificateError if OpenSSL refuses the certificate."""
+        """Create the context."""
         self._context = context = SSL.Context(SSL.TLS_SERVER_METHOD)
         context.set_min_proto_version(SSL.TLS1_2_VERSION)
         context.set_cipher_list(ciphers.encode())
@@ -55,7 +55,7 @@ class AskingContext:
             ) from error
 
     def choose_by(self, choose: "Callable[[str], AskingContext | None]") -> None:
-        """Let `choose` select the context by the name that the client asks for."""
+        """Set the function that chooses a context by the name in the client's SNI."""
 
         def choose_context(connection: SSL.Connection) -> None:
             chosen = choose((connection.get_servername() or b"").decode("ascii", "replace"))
@@ -71,9 +71,7 @@ class AskingContext:
 
 
 class AskingSession:
-    """The methods of `ssl.SSLObject` that a channel needs, over pyOpenSSL, whose own buffers it fills and
-    empties.
-    """
+    """A TLS session of pyOpenSSL with the methods of `ssl.SSLObject` that a channel uses."""
 
     def __init__(self, connection: SSL.Connection, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO) -> None:
         connection.set_accept_state()
@@ -134,6 +132,6 @@ def _of_ssl(error: SSL.Error) -> ssl.SSLError:
 
 
 def _first_reason(error: SSL.Error) -> str:
-    """Return the cause, which is the oldest entry of OpenSSL's error queue; later ones are callers."""
+    """Return the cause of an error, which is the oldest entry in OpenSSL's error queue."""
     queue = error.args[0] if error.args and isinstance(error.args[0], list) else ()
     return queue[0][2] if queue and queue[0][2] else "no reason given"

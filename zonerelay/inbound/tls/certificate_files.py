@@ -33,7 +33,7 @@ class CertificateError(Exception):
 
 
 class KeyFileError(CertificateError):
-    """The error is in the file of the private key."""
+    """The file of the private key cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class CertificatePair:
 
     @property
     def name(self) -> str:
-        """The first name of the certificate, which identifies it in the log and in metrics."""
+        """The certificate's first host name, which identifies it in the log and in metrics."""
         return self.names[0] if self.names else f"sha256-{self.fingerprint[:16]}"
 
 
@@ -64,14 +64,14 @@ def read_pair(certificate: Path, key: Path) -> CertificatePair:
 
 
 def read_texts(certificate: Path, key: Path) -> Texts:
-    """Return the contents of both files. Raise CertificateError if a file cannot be read."""
+    """Read the files of a certificate and its key. Raise CertificateError if a file cannot be read."""
     text = _read(certificate, "certificate")
     return text, text if key == certificate else _read(key, "private key", KeyFileError)
 
 
 def parse_pair(certificate: Path, key: Path, texts: Texts) -> CertificatePair:
-    """Parse and check the contents. Raise CertificateError on failure. It takes 0.25 s for a 4096-bit RSA
-    key.
+    """Parse a certificate and its key, and check that they match. Raise CertificateError on failure. It takes
+    0.25 s for a 4096-bit RSA key.
     """
     certificate_text, key_text = texts
     chain = _parse_certificates(certificate, certificate_text)
@@ -203,7 +203,7 @@ def _names(leaf: x509.Certificate) -> tuple[str, ...]:
 
 
 def _label_name(name: str) -> str:
-    """Return the name as it appears in a client's SNI (RFC 6066 3), or "" if it is not a valid host name."""
+    """Return a host name as clients send it in SNI (RFC 6066 3), or "" if it is not valid."""
     star = "*." if name.startswith("*.") else ""
     try:
         return star + ascii_domain(name.removeprefix(star))

@@ -1,4 +1,4 @@
-"""The certificates of one listener: read at the start, and again when their files change.
+"""The certificates of one listener, which are read at the start and when their files change.
 
 A new context is used for new sessions; existing sessions keep theirs. If a changed pair of files is unusable
 (certbot replaces certificate and key one after the other), the old pair stays in use, the problem is logged
@@ -45,7 +45,7 @@ Context = TypeVar("Context")
 
 
 def build_context(pairs: Sequence[CertificatePair], *, ask_certificate: bool) -> TlsContext:
-    """Return the context of the first certificate; SNI selects the others.
+    """Return a TLS context for these certificates; SNI selects one, and the first is the default.
 
     Raise CertificateError if OpenSSL refuses one, OSError if no file descriptor is left.
     """
@@ -79,9 +79,7 @@ def _by_name(pairs: Sequence[CertificatePair], contexts: Sequence[Context]) -> d
 
 
 def choose(by_name: Mapping[str, Context], server_name: str) -> Context | None:
-    """Return the context for an exact name, else for its wildcard (RFC 6125 6.4.3), or None for the first
-    one.
-    """
+    """Return the context for a host name or its wildcard (RFC 6125 6.4.3), or None for the default one."""
     name = server_name.lower().removesuffix(".")
     found = by_name.get(name)
     if found is None:
@@ -91,7 +89,7 @@ def choose(by_name: Mapping[str, Context], server_name: str) -> Context | None:
 
 
 def server_context(pair: CertificatePair) -> ssl.SSLContext:
-    """Return the context of one certificate. Raise CertificateError if OpenSSL refuses it, or OSError."""
+    """Create a TLS context for one certificate. Raise CertificateError if OpenSSL rejects it, or OSError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_ciphers(CIPHERS)
@@ -106,7 +104,9 @@ def server_context(pair: CertificatePair) -> ssl.SSLContext:
 
 
 def _load(context: ssl.SSLContext, pair: CertificatePair) -> None:
-    """Load what has been checked, which `ssl` can only read from a file: from one in memory."""
+    """Load a certificate and its key into a context, by a file in memory, because `ssl` can only read
+    files.
+    """
     key = pair.key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -151,7 +151,7 @@ class CertificateEntry:
         return self._states() != self._seen
 
     def read(self, now: float) -> bool:
-        """Read the files, and return whether there is another certificate now. If OpenSSL does not accept it,
+        """Read the files, and return whether the certificate has changed. If OpenSSL does not accept it,
         there is a `problem`, and the old one stays.
         """
         # Taken before reading, so that a change during reading is noticed at the next check.
@@ -175,7 +175,9 @@ class CertificateEntry:
 
 
 def _parsed(certificate: Path, key: Path, ask: bool, texts: tuple[bytes, bytes]) -> CertificatePair | str:
-    """Return a pair that OpenSSL accepts, or the error message. Raise OSError if no descriptor is left."""
+    """Return the certificate and its key if OpenSSL accepts them, or the error message. Raise OSError if no
+    descriptor is left.
+    """
     try:
         pair = certificate_files.parse_pair(certificate, key, texts)
         build_context([pair], ask_certificate=ask)
@@ -188,7 +190,9 @@ class Certificates:
     """The certificates of one listener."""
 
     def __init__(self, settings: ListenerSettings, *, clock: Clock, events: Events) -> None:
-        """Read all files. Raise CertificateError with all problems if a file is unusable."""
+        """Read the certificates and keys of the listener. Raise CertificateError with all problems if a file
+        is unusable.
+        """
         self._address = settings.address
         self._ask_certificate = bool(settings.allow_certificates)
         self._clock = clock
@@ -209,23 +213,23 @@ class Certificates:
         self._next_day = clock.monotonic() + DAILY
 
     def context(self) -> TlsContext:
-        """Return the context for a handshake that begins now. Never raise an exception."""
+        """Return the TLS context for a new handshake. Never raise an exception."""
         now = self._clock.monotonic()
         if now >= self._next_look:
             self._look(now, all_files=False)
         return self._context
 
     def channel(self) -> TlsChannel:
-        """Return a channel for a client that connects now. Never raise an exception."""
+        """Create the TLS channel for a new connection. Never raise an exception."""
         return TlsChannel(self.context())
 
     def refresh(self) -> None:
-        """Read the files now, even if they seem unchanged (SIGHUP). Never raise an exception."""
+        """Read all files again, even if they seem unchanged (at SIGHUP). Never raise an exception."""
         self._look(self._clock.monotonic(), all_files=True)
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Problems for the operator, one sentence each."""
+        """Problems with the certificates for the operator, one sentence each."""
         kept_out = [entry.problem for entry in self._entries if entry.problem]
         return (*kept_out, *self._untimely())
 

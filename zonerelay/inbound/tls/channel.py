@@ -1,4 +1,4 @@
-"""The TLS of one client without I/O: converts between ciphertext and plaintext (`ssl` over memory BIOs).
+"""One client's TLS session without I/O: converts between ciphertext and plaintext (`ssl` over memory BIOs).
 
 Memory use is limited to what OpenSSL needs: input is fed in chunks of PIECE bytes and read immediately,
 because a memory BIO never shrinks. Before the handshake is complete, a client may send MAX_HANDSHAKE bytes. A
@@ -70,8 +70,8 @@ def first_octet_fault(octet: int) -> str:
 
 
 def fault_text(reason: str, offered: str) -> str:
-    """Return what went wrong. `reason` is OpenSSL's; `offered` is the newest TLS version that the client
-    named.
+    """Describe a TLS error in a sentence. `reason` is OpenSSL's; `offered` is the newest TLS version that the
+    client named.
     """
     reason = reason.replace("_", " ").lower() or "no reason given"
     if alert := _ALERT.fullmatch(reason):
@@ -94,7 +94,7 @@ class TlsFault(Exception):
 
 
 class TlsInfo(msgspec.Struct, frozen=True):
-    """An established session. `version` is such as `"TLSv1.3"`.
+    """The properties of an established TLS session. `version` is such as `"TLSv1.3"`.
 
     `certificate` is the SHA-256 of the client's certificate in lower-case hexadecimal, `""` if it sent none.
     """
@@ -135,7 +135,7 @@ class TlsChannel:
         self.info: TlsInfo | None = None
 
     def receive(self, data: bytes) -> bytes:
-        """Return the plaintext that became readable, perhaps none. Raise TlsFault on failure."""
+        """Decrypt received bytes, and return the plaintext, which may be empty. Raise TlsFault on failure."""
         if self._fault:
             raise TlsFault(self._fault)
         try:
@@ -147,15 +147,17 @@ class TlsChannel:
             raise self._failed(fault_text(error.reason, self._offered)) from error
 
     def take_output(self) -> bytes:
-        """Return the bytes to write now: handshake, alerts. Tickets of TLS 1.3 wait for our next reply."""
+        """Return the bytes of the handshake or an alert that must be sent now. Tickets of TLS 1.3 wait for
+        our next reply.
+        """
         if self._has_tickets:
             self._has_tickets = False
             return b""
         return self._out.read()
 
     def send(self, plain: bytes) -> bytes:
-        """Encrypt `plain`, and return it after the pending output. Never raise an exception: before the
-        handshake is complete, and after a fault, only the pending output is returned.
+        """Encrypt `plain`, and return all bytes to send. Never raise an exception: before the handshake is
+        complete, and after a fault, only the pending output is returned.
         """
         if self.info is not None and not self._fault:
             try:
@@ -175,7 +177,9 @@ class TlsChannel:
         return b"".join(output)
 
     def close(self) -> bytes:
-        """Return the pending output and close_notify. It may be called in every state, and repeatedly."""
+        """Return the pending output, followed by close_notify. It may be called in every state, and
+        repeatedly.
+        """
         if self.info is not None and not self._fault:
             try:
                 self._session.unwrap()
@@ -187,7 +191,7 @@ class TlsChannel:
         return self._out.read()
 
     def _feed(self, piece: bytes | memoryview) -> bytes:
-        """Return the plaintext of at most PIECE bytes of input."""
+        """Decrypt at most PIECE received bytes, and return the plaintext."""
         if self.closed or not piece:
             return b""  # RFC 8446 6.1: data after a closure alert must be ignored
         if self.info is None:
