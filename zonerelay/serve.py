@@ -36,7 +36,7 @@ from zonerelay.worker.worker import Worker, until_empty
 
 
 def serve(config: Path) -> int:
-    """Run the relay that the configuration describes, as one process or as many."""
+    """Run the relay as configured, in one process or with several workers, and return the exit status."""
     try:
         text, settings = read_copy(config)
     except ConfigError as error:
@@ -55,7 +55,7 @@ def serve(config: Path) -> int:
 
 
 def run_worker(config: Path, index: int, *, drains_spool: bool) -> int:
-    """Run one of several workers, started by its supervisor or by hand."""
+    """Run one of several workers, started by the supervisor or manually."""
     try:
         settings = load(config)
         at_start = os.environ.get(setup.STARTED_WITH)
@@ -125,7 +125,7 @@ PACKET = 4096
 
 @dataclass(eq=False, repr=False)
 class WorkerProcess(RepeatedWork):
-    """The lifecycle of a worker, from ready to stopped: its reactions to signals and to the end of its
+    """The lifecycle of a worker process from ready to stopped: it reacts to signals and to the end of the
     supervisor.
 
     `begin` is the handler of SIGHUP, which reloads the configuration. The file is read and checked in a
@@ -141,7 +141,7 @@ class WorkerProcess(RepeatedWork):
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self) -> None:
-        """Report that the worker is ready, and stop it when there is a reason."""
+        """Report that the worker is ready, and stop it when a signal or the supervisor requests that."""
         loop, channel = asyncio.get_running_loop(), self.worker.identity.channel
         if channel is None:
             loop.add_signal_handler(signal.SIGINT, self._stop.set)
@@ -167,8 +167,8 @@ class WorkerProcess(RepeatedWork):
             self.notifier.tell("EMPTY=1")
 
     async def _until_stopped(self) -> bool:
-        """Wait until there is a reason to stop. Return true if the reason is that the spool of a removed
-        worker is empty. Raise an unexpected error of the look for its mail: then it is not known to be empty.
+        """Wait until there is a reason to stop. Return true if the worker drains a spool, which is now empty.
+        An unexpected error of that check is raised, because the spool is then not known to be empty.
         """
         stop_wait: asyncio.Future[object] = asyncio.ensure_future(self._stop.wait())
         waits: set[asyncio.Future[object]] = {stop_wait}
@@ -201,7 +201,7 @@ class WorkerProcess(RepeatedWork):
         self.notifier.ready(_where(worker))
 
     async def _once(self) -> str:
-        """Reload the configuration. Return the reason of a refusal, or ""."""
+        """Reload the configuration once. Return the reason if it is rejected, or ""."""
         try:
             # With a thousand routes this takes 50 ms; in a thread, the event loop can run every millisecond.
             settings = await OPERATORS.run(load, self.config)
@@ -211,7 +211,7 @@ class WorkerProcess(RepeatedWork):
 
     def _hear(self, channel: socket.socket) -> None:
         """Handle messages of the supervisor: a failed login at another worker, or the end of the supervisor.
-        In that case, finish what is in flight, so that its successor finds the spool free.
+        After the latter, finish active deliveries and stop, so that the next relay finds the spool unlocked.
         """
         try:
             packet = channel.recv(PACKET)

@@ -1,5 +1,5 @@
-"""Allocates the connection slots and send times of one zone to workers: who has how many, who waits, and who
-must return some. Defines the messages between a worker and the limit authority. Pure.
+"""Allocates the connection slots and send times of one zone to workers: tracks who has how many, who waits,
+and who must return some. Defines the messages between a worker and the limit authority. Pure.
 
 A *slot* is the right to one connection of a destination at a site. It counts in the zone, at the site and for
 the destination. A *turn* is a moment at which one MAIL may be written. The *authority* records which owner
@@ -68,7 +68,7 @@ LEASED_GRACE_PART = 0.4
 
 
 def margin(rate: Rate) -> float:
-    """Return the seconds by which the time of a rate is extended."""
+    """Return the number of seconds added to the period of a rate as a safety margin."""
     return max(MARGIN_LEAST, MARGIN_PART * rate.seconds)
 
 
@@ -77,12 +77,12 @@ def interval(rate: Rate) -> float:
 
 
 def grace(rate: Rate) -> float:
-    """Return the seconds after a send time within which it may be used."""
+    """Return the number of seconds after a send time during which it may still be used."""
     return GRACE_PART * margin(rate)
 
 
 def leased_grace(rate: Rate) -> float:
-    """Return the seconds after a leased send time within which it may be used."""
+    """Return the number of seconds after a leased send time during which it may still be used."""
     return LEASED_GRACE_PART * margin(rate)
 
 
@@ -116,7 +116,7 @@ class TurnRequest(Struct, frozen=True, array_like=True):
 
 class LimitRequest(Struct, frozen=True, array_like=True):
     """A worker's request to the limit authority about one zone. `everything` is true if these are all claims
-    of the owner, and that the answer is to contain everything it has.
+    of the owner; the answer then contains everything that it has.
 
     `unused` are turns that the owner will not take, each with its site. A request names them only once,
     because they may belong to another owner afterwards. `known_turns` are turns that the owner was
@@ -172,8 +172,8 @@ class LimitAuthority(Protocol):
 
     @property
     def lease(self) -> float | None:
-        """The seconds after which a silent owner loses its slots, or None if it keeps them as long as its
-        process lives.
+        """The number of seconds after which a silent owner loses its slots, or None if it keeps them as long
+        as its process lives.
         """
 
     async def start(
@@ -186,7 +186,9 @@ class LimitAuthority(Protocol):
         """
 
     async def exchange(self, zone: str, request: LimitRequest) -> LimitAnswer:
-        """Send a request and return the answer, one at a time for each zone. Raise AuthorityError."""
+        """Send a request and return the answer. Only one request per zone may be active at a time. Raise
+        AuthorityError.
+        """
 
     async def close(self) -> None:
         """Return all slots to the authority, if it is reachable."""
@@ -225,9 +227,9 @@ class Lease:
 
 
 class Owner(msgspec.Struct, eq=False):
-    """A worker that uses connection slots. `until` is when it loses everything unless it sends a request.
-    `waiters_reported` is the last value that it received. `unreported` are leases that may have changed since
-    it received them.
+    """A worker that has or requests connection slots. `until` is when it loses everything unless it sends a
+    request. `waiters_reported` is the last value that it received. `unreported` are leases that may have
+    changed since it received them.
     """
 
     name: str
@@ -246,8 +248,8 @@ _Place = tuple[int, int, Lease]
 
 
 class Reclaimer:
-    """The slots of one limit by worker, without those that are being reclaimed. `mark` is called with each
-    lease that must give slots back.
+    """Reclaims slots of one limit from the workers that have the most. It counts each worker's slots without
+    those already being reclaimed. `mark` is called with each lease that must give slots back.
     """
 
     def __init__(self, leases: Iterable[Lease], mark: Callable[[Lease], None]) -> None:
@@ -262,7 +264,7 @@ class Reclaimer:
             heapq.heapify(places)
 
     def ask(self, waiting: Lease, wanted: int, now: float) -> None:
-        """Reclaim `wanted` slots for a waiting lease."""
+        """Reclaim up to `wanted` slots for a waiting lease."""
         for more in range(wanted):
             other = self._richest(waiting.owner)
             if other is None:
@@ -275,8 +277,8 @@ class Reclaimer:
                 return
 
     def _richest(self, than: Owner) -> Owner | None:
-        """Return the owner with the most slots, if it has at least two more than `than`, or has one while
-        `than` has none.
+        """Return the owner with the most slots, unless it has too few to give one up: it must have at least
+        two more than `than`, or one while `than` has none.
         """
         mine = self._held[than]
         other = max(
@@ -310,7 +312,7 @@ class Reclaimer:
 
     @staticmethod
     def _pop(places: list[_Place]) -> _Place | None:
-        """Remove and return the first position that is up to date."""
+        """Remove and return the largest lease's entry whose slot count is up to date, or None."""
         while places:
             negative, number, lease = place = heapq.heappop(places)
             if negative == -lease.left:
@@ -356,7 +358,7 @@ class SlotAllocator:
         return owner
 
     def claim(self, name: str, claim: SlotClaim, now: float) -> None:
-        """Apply the claim of an owner that has entered."""
+        """Apply a claim of a registered owner."""
         lease = self.lease(name, claim.site, claim.destination)
         slots = max(lease.slots - claim.back, claim.keep)
         lease.owner.slots += slots - lease.slots
@@ -372,7 +374,7 @@ class SlotAllocator:
         self._to_check[claim.site] = None
 
     def lease(self, name: str, site: str, destination: str) -> Lease:
-        """Return the lease of an owner that has entered, creating it if needed."""
+        """Return the lease of a registered owner for a destination. Create it if necessary."""
         owner = self.owners[name]
         lease = owner.leases.get((site, destination))
         if lease is None:
@@ -382,8 +384,8 @@ class SlotAllocator:
         return lease
 
     def keep_only(self, name: str, claims: Iterable[SlotClaim]) -> None:
-        """Remove all leases of an owner except the claimed ones. It never received what was assigned to it
-        in between.
+        """Remove all leases of an owner except the claimed ones, because it never received what was assigned
+        to it in between.
         """
         declared = {(claim.site, claim.destination) for claim in claims}
         for key, lease in list(self.owners[name].leases.items()):
@@ -391,7 +393,7 @@ class SlotAllocator:
                 self._drop(lease)
 
     def end(self, name: str) -> None:
-        """Remove an owner and everything it has."""
+        """Remove an owner and all its leases."""
         owner = self.owners.get(name)
         if owner is not None:
             for lease in list(owner.leases.values()):
@@ -437,8 +439,8 @@ class SlotAllocator:
         return {name for name, owner in self.owners.items() if self._needs_request(owner)}
 
     def report(self, name: str, keys: Iterable[tuple[str, str]] | None) -> list[SlotGrant]:
-        """Return the leases that the owner does not know yet, and those of `keys` in any case (all if
-        None). Empty leases are removed.
+        """Return the leases that have changed since the owner received them, and in any case those of `keys`
+        (all if None). Empty leases are removed.
         """
         owner = self.owners[name]
         asked = dict.fromkeys(owner.leases if keys is None else keys)
@@ -464,7 +466,7 @@ class SlotAllocator:
         return any(lease.needs_request for lease in owner.unreported)
 
     def _mark(self, lease: Lease) -> None:
-        """Mark a lease whose slots are reclaimed, or whose slots others wait for."""
+        """Mark a lease whose slots are being reclaimed or wanted by others, so that its owner is notified."""
         self._marked[lease] = None
         lease.owner.unreported[lease] = None
 
@@ -504,8 +506,8 @@ class SlotAllocator:
         return sum(owner.slots for owner in self.owners.values())
 
     def _at_site(self, lease: Lease) -> Iterator[tuple[int, int, list[Lease]]]:
-        """Yield each limit that applies to a slot of the lease, the slots used of it, and the leases that
-        use them.
+        """Yield each limit that applies to a slot of the lease, the number of slots that count towards it,
+        and the leases that have them.
         """
         destinations = self._sites[lease.site]
         limits = _limits(destinations)
@@ -572,7 +574,7 @@ def _limits(destinations: dict[str, dict[str, Lease]]) -> dict[str, int]:
 
 
 def _up_to(most: int, destinations: dict[str, dict[str, Lease]], limits: dict[str, int]) -> list[Lease]:
-    """Return the leases with this limit or a smaller one."""
+    """Return the leases of destinations whose limit is not larger than `most`."""
     return [each for name, leases in destinations.items() if limits[name] <= most for each in leases.values()]
 
 
@@ -586,7 +588,9 @@ _ROUNDING = 1e-6
 
 
 class SendTime(Struct, frozen=True, array_like=True, order=True):
-    """An assigned send time of a rate. `at` is a reading of the authority's clock."""
+    """A send time of a rate that was assigned to a destination. `at` is a reading of the authority's
+    clock.
+    """
 
     at: float
     interval: float
@@ -594,7 +598,9 @@ class SendTime(Struct, frozen=True, array_like=True, order=True):
 
 
 class Calendar:
-    """The assigned send times in order, without those that are too old to delay a later one."""
+    """The assigned send times of one site or zone in order, without those that are too old to delay a later
+    one.
+    """
 
     def __init__(self, turns: list[SendTime] | None = None) -> None:
         self.turns = turns or []
@@ -609,7 +615,7 @@ class Calendar:
         return self.turns[-1].at + self._longest if self.turns else float("-inf")
 
     def earliest(self, at: float, interval: float, destination: str) -> float:
-        """Return the first possible send time at or after `at`."""
+        """Return the earliest send time at or after `at` that can be assigned to a destination."""
         turns, start, is_for_all = self.turns, at, True
         since, until = self._full.get(interval, (at, at))
         index = bisect_left(turns, at - interval, key=_moment)
@@ -684,7 +690,9 @@ class ZoneLimits:
     def exchange(
         self, name: str, request: LimitRequest, now: float, *, until: float = float("inf")
     ) -> tuple[LimitAnswer, set[str]]:
-        """Return the response for the owner `name`, and the other owners that should send a request."""
+        """Apply a request of the owner `name`. Return the answer, and the other owners that should send a
+        request.
+        """
         allocator = self.allocator
         allocator.expire(now)
         allocator.register(name, request.zone_limit, until)
@@ -721,7 +729,7 @@ class ZoneLimits:
     # Turns
 
     def _declare(self, ask: TurnRequest, moments: tuple[float, ...]) -> None:
-        """Add send times that were assigned before a restart, unless they are already known."""
+        """Add send times that an earlier authority has assigned, unless they are already known."""
         for at in moments:
             name, destination = (ask.site, ask.destination) if ask.interval else (ZONE, ZONE)
             if not self._calendar(name).has(at, destination):
@@ -742,7 +750,7 @@ class ZoneLimits:
         return tuple(found)
 
     def _earliest(self, ask: TurnRequest, at: float) -> float:
-        """Return the first send time that is possible for both the site and the zone."""
+        """Return the first send time at or after `at` that is possible for both the site and the zone."""
         while True:
             before = at
             if ask.interval:
@@ -759,7 +767,7 @@ class ZoneLimits:
             self._calendar(ZONE).add(at, ask.zone_interval, ZONE)
 
     def _withdraw(self, unused: Collection[tuple[str, float]]) -> None:
-        """Withdraw turns. One of the zone stays if another site has a turn at this moment too."""
+        """Remove unused send times. A send time of the zone stays if another site has the same one."""
         for site, at in unused:
             if site in self.calendars:
                 self.calendars[site].remove(at)
@@ -794,7 +802,9 @@ class ZoneLimits:
 
     @classmethod
     def decode(cls, data: bytes | None) -> "ZoneLimits":
-        """Decode the stored limits of a zone. Without data nothing is allocated. Raise ValueError."""
+        """Decode the stored limits of a zone. Without data, no slots and send times are assigned. Raise
+        ValueError.
+        """
         limits = cls()
         if not data:
             return limits
@@ -815,7 +825,7 @@ class ZoneLimits:
 
 
 class _StoredLimits(msgspec.Struct, frozen=True, array_like=True):
-    """The stored form of a zone's limits. New fields may only be appended, with defaults, because nodes of
+    """A zone's limits as they are stored. New fields may only be appended, with defaults, because nodes of
     several versions read it.
     """
 
@@ -839,7 +849,7 @@ class LimitTable:
         self._listeners: dict[str, Callable[[str], None]] = {}
 
     def register(self, owner: str, news: Callable[[str], None]) -> None:
-        """Add an owner and its callback. If several use one name, the last one counts."""
+        """Add an owner and its callback. If several processes use one name, the last one counts."""
         self._listeners[owner] = news
 
     def unregister(self, owner: str, news: Callable[[str], None]) -> None:

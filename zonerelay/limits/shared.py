@@ -1,4 +1,4 @@
-"""Shares limits between machines through a store that holds one versioned record per zone.
+"""Shares limits between machines through a store with one versioned record for each zone.
 
 There is no server that decides. Each relay reads the record, applies the pure code of `authority.py`, and
 writes the record back. If another relay has written in between, the write is refused and the relay starts
@@ -76,7 +76,9 @@ class SharedRecordStore(RecordStore, Protocol):
 
 
 class SharedAuthority:
-    """Shares limits through a store. `owner` is a name of this process that no other process has had."""
+    """A limit authority that keeps its state in a store. `owner` is a name of this process that no other
+    process has had.
+    """
 
     def __init__(self, store: SharedRecordStore, owner: str, *, lease: float = LEASE) -> None:
         self.name = store.name
@@ -160,7 +162,7 @@ class SharedAuthority:
 
 
 async def _asked(question: Awaitable[T], ended: asyncio.Event) -> T:
-    """Return the answer of the store. After an error its connection counts as ended."""
+    """Return the store's response. After an error, its connection is treated as ended."""
     try:
         return await question
     except AuthorityError:

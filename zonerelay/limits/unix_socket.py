@@ -1,4 +1,4 @@
-"""The limits that the supervisor leases to its workers over a Unix socket: frames, server and client.
+"""Leases limits from the supervisor to its workers over a Unix socket: frames, server and client.
 
 The supervisor runs `LimitServer` with the table in memory. Each worker connects to it through
 `SocketAuthority`. A frame is a MessagePack value after its length (4 bytes, big-endian). Answers are sent in
@@ -122,8 +122,8 @@ TIMEOUT = 5.0
 
 
 class SocketAuthority:
-    """Requests limits from the supervisor over a Unix socket. `owner` is a name of this worker that no other
-    process has had.
+    """A limit authority that requests limits from the supervisor over a Unix socket. `owner` is a name of
+    this worker that no other process has had.
     """
 
     lease = None

@@ -1,5 +1,5 @@
-"""The worker's side of shared limits: its allowance, its reserved send times, and the exchange with the
-authority.
+"""Implements the worker's side of shared limits: its allowance, its leased send times, and the exchange with
+the authority.
 
 `ZoneAllowance` has the slots that the worker may use now in one zone, and the slots it requests. The
 scheduler checks it before it starts a batch, and the pool before it opens a connection. The result is known
@@ -56,7 +56,7 @@ CLOCK_MEMORY = 60.0
 
 
 class ClockBounds:
-    """The limits within which the authority's clock is ahead of the worker's, in seconds: `low <= theirs -
+    """Bounds of the difference between the authority's clock and the worker's, in seconds: `low <= theirs -
     ours <= high`.
 
     Each answer bounds the difference, because the authority read its clock after the request was sent and
@@ -83,8 +83,8 @@ class ClockBounds:
         self.high = min(high for _, _, high in self._seen)
 
     def window(self, theirs: float, grace: float) -> tuple[float, float]:
-        """Return the first moment of our clock that is certainly not before `theirs`, and the last one that
-        is certainly not `grace` seconds after it.
+        """Return the period of our clock in which a send time may be used: from the first moment that is
+        certainly not before `theirs`, to the last one that is certainly within `grace` seconds after it.
         """
         return theirs - self.low, theirs + grace - self.high
 
@@ -111,8 +111,8 @@ _NEVER = float("-inf")
 
 @dataclass(eq=False, repr=False)
 class LeasedTurns:
-    """The reserved send times of one destination. `site` and `destination` are empty if only the zone has a
-    rate.
+    """The send times of one destination that the worker has leased from the authority. `site` and
+    `destination` are empty if only the zone has a rate.
     """
 
     site: str
@@ -149,7 +149,7 @@ class LeasedTurns:
     # As a Pacer
 
     def expect(self, destination: Hashable, waiting: int) -> None:
-        """Note that `waiting` deliveries are waiting for a send time."""
+        """Record that `waiting` deliveries of a destination are waiting for a send time."""
         if waiting:
             self._waiting[destination] = waiting
         else:
@@ -158,7 +158,7 @@ class LeasedTurns:
 
     @property
     def due(self) -> float:
-        """When the next batch may start. It is later than now if that is not known yet."""
+        """The time at which the next batch may start. While that is not known, it is later than now."""
         now = self.clock.monotonic()
         self._drop_missed(now)
         left = len(self._turns) - self._started
@@ -168,7 +168,7 @@ class LeasedTurns:
 
     @property
     def next_turn(self) -> float:
-        """Return the next available send time."""
+        """Return the time of the next available send time."""
         now = self.clock.monotonic()
         self._drop_missed(now)
         if len(self._turns) < max(1, self.pending):
@@ -184,12 +184,12 @@ class LeasedTurns:
         self.pending += 1
 
     def give_back(self) -> None:
-        """Return a start that led to no transaction."""
+        """Undo the count of a start that led to no transaction."""
         self.pending -= 1
         self._give_back_surplus()
 
     def arrived(self, seconds: float) -> None:
-        """Note that the connection of a batch was established `seconds` after its start."""
+        """Record that the connection of a batch was established `seconds` after its start."""
         now = self.clock.monotonic()
         half = max(LEAD_MEMORY, _FEW * self.interval)
         self._lead = max(seconds, self._lead * 0.5 ** ((now - self._arrived_at) / half))
@@ -234,19 +234,21 @@ class LeasedTurns:
 
     @property
     def known(self) -> tuple[limits.TurnRequest, tuple[float, ...]] | None:
-        """Return the last used send time and the remaining ones, for an authority that has lost its state."""
+        """Return the last used send time and the unused ones, for an authority that has lost its state."""
         turns = (*((self.last,) if self.last != _NEVER else ()), *self._turns)
         return (self._request, turns) if turns else None
 
     def is_forgettable(self, now: float) -> bool:
-        """Return whether no send time is assigned or wanted, and none was used recently."""
+        """Return whether this state can be discarded: no send time is assigned or requested, and none was
+        used recently.
+        """
         self._drop_missed(now)
         if self._started or self._turns or self.asked:
             return False
         return self.last == _NEVER or now - self.bounds.window(self.last, 0.0)[0] > FORGET
 
     def unused(self) -> tuple[tuple[str, float], ...]:
-        """Return the send times that this worker will not use, each with its site, and forget them."""
+        """Remove and return the send times that this worker will not use, each with its site."""
         unused, self._unused = self._unused, []
         return tuple((self.site, at) for at in unused)
 
@@ -254,7 +256,7 @@ class LeasedTurns:
 
     @property
     def _started(self) -> int:
-        """The number of started batches that have no send time yet or wait for another one."""
+        """The number of started batches that have not used a send time yet, or that wait for another one."""
         return self.pending + sum(self._watching.values())
 
     @property
@@ -266,7 +268,9 @@ class LeasedTurns:
 
     @property
     def _ahead(self) -> float:
-        """The lead of a batch. The next connection may take a little longer than any before."""
+        """The number of seconds by which a batch starts before its send time. The next connection may take a
+        little longer than any before.
+        """
         return min(MORE * self._lead, HORIZON)
 
     def _ask(self) -> None:
@@ -274,7 +278,7 @@ class LeasedTurns:
             self.wanted(self)
 
     def _give_back_surplus(self) -> None:
-        """Return surplus send times if other workers can still use them."""
+        """Give up send times that no batch needs, if other workers still have time to use them."""
         surplus = len(self._turns) - self._started - self._demand
         if surplus <= 0:
             return
@@ -345,8 +349,8 @@ class Share(msgspec.Struct, eq=False):
         self.revoked = max(0, self.revoked - count)
 
     def claim(self, *, wanted: bool) -> limits.SlotClaim:
-        """Return the claim for the next request, which also returns slots. Unless `wanted`, it does not
-        contain the requested slots.
+        """Return the claim for the next request, which also gives slots back. Unless `wanted` is true, it
+        does not ask for additional slots.
         """
         back, self.back = self.back, 0
         self.declared = wanted or not self.requested
@@ -358,8 +362,8 @@ _TurnKey = tuple[str, str, Rate | None, Rate | None]
 
 
 class ZoneAllowance:
-    """A worker's slots and send times in one zone, and the state of their exchange. `changed` is called when
-    there is something to send.
+    """The slots and send times of a worker in one zone, and its pending requests for more. `changed` is
+    called when there is something to send.
     """
 
     def __init__(self, name: str, changed: Callable[[], None], monotonic: Callable[[], float]) -> None:
@@ -389,8 +393,8 @@ class ZoneAllowance:
     # Permissions
 
     def may_start(self, site: str, destination: str, limit: int, zone_limit: int, waiting: int) -> bool:
-        """Return whether a batch to a destination with `waiting` deliveries may start. A refusal records a
-        request.
+        """Return whether a batch to a destination with `waiting` deliveries may start. If not, request a
+        slot.
         """
         found = self._share(site, destination, limit, zone_limit)
         if found.batches < found.usable and not self.is_closed:
@@ -419,7 +423,7 @@ class ZoneAllowance:
     # Events
 
     def started(self, site: str, destination: str, *, more: bool = True) -> None:
-        """Note that a batch has started. `more` is true if further deliveries wait for the destination."""
+        """Record that a batch has started. `more` is true if further deliveries wait for the destination."""
         found = self._known(site, destination)
         found.batches += 1
         found.more = more
@@ -430,8 +434,8 @@ class ZoneAllowance:
         self._freed(found)
 
     def cancel(self, site: str, destination: str) -> None:
-        """Withdraw the request for a destination without waiting deliveries, except for a started batch whose
-        slot may have been lost with a lease.
+        """Withdraw the request for slots of a destination that has no waiting deliveries. If a started batch
+        may have lost its slot with a lease, the request stays.
         """
         found = self._shares.get((site, destination))
         if found is not None and found in self._requests and found.batches <= found.slots:
@@ -470,7 +474,7 @@ class ZoneAllowance:
 
     @property
     def figures(self) -> tuple[int, int, int]:
-        """Return the numbers of slots held, connections open and slots requested."""
+        """The numbers of slots held, connections open and slots requested."""
         shares = self._shares.values()
         requested = sum(share.requested - share.slots for share in self._requests)
         return sum(share.slots for share in shares), sum(share.connections for share in shares), requested
@@ -486,8 +490,8 @@ class ZoneAllowance:
         return tuple(share.claim(wanted=share in heads) for share in shares)
 
     def apply(self, held: tuple[limits.SlotGrant, ...], waiters: int, now: float) -> list[float]:
-        """Apply an answer. Return the waiting time in seconds of each request that was granted at least in
-        part.
+        """Apply an answer of the authority. Return the waiting time in seconds of each request that was
+        granted at least in part.
         """
         self.waiters = waiters
         waited = []
@@ -509,7 +513,7 @@ class ZoneAllowance:
         return waited
 
     def return_idle(self, now: float) -> None:
-        """Return slots that were reclaimed or have been idle for long."""
+        """Give back slots that were reclaimed or that have been idle for a long time."""
         for key, share in list(self._shares.items()):
             spare = share.spare
             patience = LINGER if self._is_wanted(share) else KEEP
@@ -524,16 +528,18 @@ class ZoneAllowance:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether another worker waits for slots of this worker."""
+        """Whether another worker waits for a slot that this worker has."""
         return any(share.revoked or share.waiters for share in self._shares.values())
 
     def is_contended(self, site: str, destination: str) -> bool:
-        """Return whether another destination or worker waits for the slot of an idle connection."""
+        """Return whether another destination or worker waits for the slot of this destination's idle
+        connection.
+        """
         found = self._shares.get((site, destination))
         return bool(self.waiters or (found is not None and found.waiters))
 
     def forget_slots(self) -> None:
-        """Forget all slots except those in use, because the lease has expired."""
+        """Discard all slots except those in use, because the lease has expired."""
         for share in self._shares.values():
             share.back = 0
             share.slots = share.connections
@@ -541,8 +547,8 @@ class ZoneAllowance:
 
     @property
     def is_closed(self) -> bool:
-        """Whether no connection may be opened, because the lease may have ended. This also holds when a
-        process continues after having been stopped.
+        """Whether no connection may be opened, because the lease may have ended. This also detects that the
+        process was stopped for a while.
         """
         return self.until is not None and self._monotonic() >= self.until
 
@@ -581,7 +587,9 @@ class ZoneAllowance:
         share.requested_at = 0.0
 
     def _first_requests(self) -> Iterator[Share]:
-        """Return the requests that the authority receives. The others follow when these are granted."""
+        """Return the requests that are sent to the authority. Further ones are sent when these are
+        granted.
+        """
         return islice(self._requests, limits.MAX_WAITING)
 
     def _freed(self, share: Share) -> None:
@@ -625,9 +633,9 @@ FORGET = 60.0
 
 @dataclass(eq=False, repr=False)
 class LimitKeeper:
-    """Keeps a worker's limits up to date, on one event loop. `granted(zone)` is called when something may
-    start that was refused before, and `relieve(zone)` when idle connections may block others
-    (`ZoneAllowance.is_contended`, `may_keep`).
+    """Exchanges a worker's limits with the authority in the background, on one event loop. `granted(zone)` is
+    called when something may start that was refused before, and `relieve(zone)` when idle connections may
+    block others (`ZoneAllowance.is_contended`, `may_keep`).
     """
 
     authority: limits.LimitAuthority
@@ -654,7 +662,9 @@ class LimitKeeper:
         self._running = False
 
     async def start(self) -> None:
-        """Start the exchange. Raise AuthorityError if the authority can never be used."""
+        """Connect to the authority and start the exchange. Raise AuthorityError if the authority can never be
+        used.
+        """
         self._running = True
         await self.authority.start(self._news, self._back, self._note_lost)
 
@@ -668,7 +678,7 @@ class LimitKeeper:
 
     @property
     def status(self) -> str:
-        """The text for the operator's status."""
+        """A description of the authority and its state, for the operator's status."""
         reason = self._reason
         which = f", which is unreachable: {reason}" if reason else ""
         return f"leased from {self.authority.name}{which}"
@@ -696,8 +706,8 @@ class LimitKeeper:
     def turns(
         self, zone: str, site: str, destination: str, rate: Rate | None, zone_rate: Rate | None
     ) -> LeasedTurns:
-        """Return the send times of a destination, or those of the zone if the destination has no rate of its
-        own.
+        """Return the leased send times of a destination, or those of the zone if the destination has no rate
+        of its own.
         """
         found = self.zone(zone)
         if rate is None:

@@ -1,4 +1,4 @@
-"""Composes messages from rows, and keeps them while they are being sent.
+"""Composes messages from rows, and keeps recent ones while they are being sent.
 
 The `KEPT` most recently used messages are kept. A small one is composed immediately and kept in memory. A
 large one is composed in a thread and kept in an unnamed file. At most one row larger than `_SIDE_BY_SIDE`
@@ -35,7 +35,7 @@ File: TypeAlias = "tempfile.SpooledTemporaryFile[bytes]"
 
 
 class ComposedMessage(msgspec.Struct, eq=False):
-    """A message composed from a row. One of a single chunk is in `data`, a larger one in `file`."""
+    """A message composed from a row. A message of one chunk is in `data`, a larger one in `file`."""
 
     message: Message
     data: bytes
@@ -61,8 +61,8 @@ class Composer:
         self._one = asyncio.Lock()
 
     async def compose(self, row: Row) -> ComposedMessage:
-        """Return the message of a row. Raises BadRowError, MessageNotFoundError if the row was deleted, or
-        StoreError.
+        """Return the message of a row, composed now or kept from before. Raises BadRowError,
+        MessageNotFoundError if the row was deleted, or StoreError.
         """
         made = self._kept.get(row.message_id)
         if made is None and row.content is not None:
@@ -85,7 +85,9 @@ class Composer:
 
 
 def compose_row(row: Row, content: RowContent, max_size: int) -> ComposedMessage:
-    """Compose the message of a row. Raises BadRowError, or StoreError if a large one finds no space."""
+    """Compose the message of a row. Raises BadRowError, or StoreError if there is no space for a large
+    message.
+    """
     # In memory until the message is large. The last reader closes it.
     file: File = tempfile.SpooledTemporaryFile(CHUNK_SIZE, prefix="zonerelay-outbox-")  # noqa: SIM115
     size, data = 0, b""

@@ -78,7 +78,7 @@ class RowContent(msgspec.Struct, frozen=True):
 
 
 class _RowFile(msgspec.Struct):
-    """An attached file of an outbox row."""
+    """An attachment of an outbox row."""
 
     content: msgspec.Raw
     filename: str = ""
@@ -198,13 +198,13 @@ def _headers(json: str | None) -> Iterator[tuple[str, str | Sequence[Address]]]:
 
 
 class HeaderFields:
-    """Checks the additional header fields of one message, one after the other."""
+    """Checks the additional header fields of one message one by one, and rejects repeated ones."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
 
     def checked(self, name: str, value: str) -> tuple[str, str | Sequence[Address]] | None:
-        """Return the field, or `None` if only the relay may set it. Raises BadRowError."""
+        """Return the checked field, or `None` if only the relay may set it. Raises BadRowError."""
         key = name.lower()
         _check_header(name, key, value)
         if key in self._seen:
@@ -279,8 +279,8 @@ def checked_subject(subject: str) -> str:
 
 
 def checked_text(text: str | None, column: str) -> str | None:
-    """Return the text. Raises BadRowError if it contains NUL, which is invalid (RFC 5322 4) and which
-    receivers reject.
+    """Return the text of a column. Raises BadRowError if it contains NUL, which is invalid in messages (RFC
+    5322 4) and which receivers reject.
     """
     if text is not None and "\0" in text:
         raise BadRowError(f"{column} contains a NUL, which is not allowed in messages")

@@ -1,4 +1,5 @@
-"""Keeps the outbox's database usable: a session in the relays' table, its lease, and the rows of dead relays.
+"""Keeps the outbox's database usable: maintains the relay's session and lease, and releases the rows of dead
+relays.
 
 Claimed rows name the session. The first relay that notices that a session has ended returns its rows to the
 queue. A relay that was killed and starts again under its `name` ends its earlier session itself. A session
@@ -68,7 +69,7 @@ def names_of(outbox: OutboxSettings) -> TableNames:
 
 
 class OutboxKeeper:
-    """Keeps the connections and the lease of one relay in the database of the outbox.
+    """Maintains the database connections and the lease of one relay with an outbox.
 
     It calls `heard` if an application may have inserted rows, and `paused` and `resumed(kept)` before and
     after a failure; `kept` is whether earlier claims still belong to this relay. It calls `resumed` too if
@@ -107,12 +108,12 @@ class OutboxKeeper:
 
     @property
     def holds_lease(self) -> bool:
-        """Whether no other relay can have taken over the claims of this one."""
+        """Whether this relay's lease is valid, so that no other relay can have taken over its claims."""
         return self.around.clock.boottime() < self._held_until
 
     @property
     def may_begin(self) -> bool:
-        """Whether claimed deliveries may be attempted."""
+        """Whether attempts of claimed deliveries may start."""
         return self.usable and self.holds_lease
 
     def check_usable(self) -> None:
@@ -120,7 +121,9 @@ class OutboxKeeper:
             raise StoreError(f"the outbox cannot be used: {self.problem or 'it is closed'}")
 
     async def fetch(self, statement: str, *values: object) -> Sequence[driver.Columns]:
-        """Run a statement. Raises StoreError. A lost connection pauses every user of the session."""
+        """Run a statement and return its rows. Raises StoreError. A lost connection pauses every user of the
+        session.
+        """
         self.check_usable()
         try:
             async with self._links.use() as link:
@@ -205,7 +208,7 @@ class OutboxKeeper:
         return rows
 
     async def _run(self) -> None:
-        """Renew the lease while the database is usable, and connect again when it is not."""
+        """Renew the lease regularly while the database is usable, and reconnect when it is not."""
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._unusable.wait(), self._beat_every)
@@ -243,7 +246,7 @@ class OutboxKeeper:
         return bool(rows)
 
     async def _after_beat(self, control: driver.DatabaseConnection) -> None:
-        """Release the claims of dead relays."""
+        """Release the claims of dead relays, after each renewal of the lease."""
         # Other relays may have longer leases than this one.
         await control.fetch(self.statements.bound, max(LONGEST_LEASE, 4 * self._lease))
         await control.fetch(self.statements.bury, self.session, self._name)
@@ -264,7 +267,7 @@ class OutboxKeeper:
     # --- failures
 
     def failed(self, error: StoreError) -> None:
-        """Stop using the database until it is connected again."""
+        """Report that the database has failed, and stop using it until it is connected again."""
         if self.usable:
             self._unusable.set()
             self._report(error)

@@ -1,5 +1,5 @@
-"""Implements the store of a relay with an outbox: the mail in its spool and the rows that applications have
-inserted are one queue, so that zones, rates, connections and operators' commands see one.
+"""Implements the store of a relay with an outbox: mail in the spool and rows that applications have inserted
+form one queue for zones, rates, connections and operators' commands.
 
 A message's id shows which of the two holds it. New mail and bounces go to the spool. A write to the spool
 never waits for the outbox's database, and a failure of that database affects the outbox alone.
@@ -114,9 +114,10 @@ class OutboxStore:
     async def claim(
         self, queue: QueueName, limit: int, *, now: float, **only: Unpack[contract.ClaimFilter]
     ) -> list[Delivery]:
-        """Claim half of the limit from the rows while both have enough. The spool is asked for the whole
-        limit, and gets back what is too much, because nothing may wait between the claim of a row and its
-        return: the row could be lost then. New mail is in the spool alone.
+        """Claim up to half of the limit from the rows if both the rows and the spool have enough, and the
+        rest from the spool. The spool is asked for the whole limit, and gets back what is too much, because
+        nothing may wait between the claim of a row and its return: the row could be lost then. New mail is in
+        the spool alone.
         """
         is_mailbox = queue.kind is QueueKind.MAILBOX
         found = [] if is_mailbox else await self._spool.claim(queue, limit, now=now, **only)
@@ -329,7 +330,7 @@ def build_outbox(
 
 
 def _locked_name(path: Path) -> str:
-    """Return a name of this relay that survives restarts and is unique among running relays.
+    """Return a name for this relay that survives restarts and is unique among running relays.
 
     The name is in a file next to the spool, which stays open and locked until the process ends. A relay that
     finds it locked, or cannot use it, has a name for this run only: then the claims of an earlier run are

@@ -1,3 +1,3 @@
 """Process-level services: setup, inherited sockets, the service manager, garbage collection, threads, HTTPS,
-code of the operator, and background tasks.
+operators' Python code, and background tasks.
 """

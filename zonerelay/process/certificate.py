@@ -30,13 +30,13 @@ class IssuedCertificate:
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 fingerprint as `openssl x509 -fingerprint -sha256` prints it."""
+        """The SHA-256 fingerprint of the certificate, as `openssl x509 -fingerprint -sha256` prints it."""
         return self.certificate.fingerprint(hashes.SHA256()).hex(":").upper()
 
 
 def issue(names: list[Name], now: datetime.datetime, *, days: int) -> IssuedCertificate:
-    """Issue a certificate with an ECDSA P-256 key, which every TLS 1.2 client supports, at a tenth of RSA's
-    cost.
+    """Issue a self-signed certificate with an ECDSA P-256 key. Every TLS 1.2 client supports that, and it
+    costs a tenth of RSA.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     public = key.public_key()

@@ -24,7 +24,7 @@ FileState = tuple[int, ...]
 
 
 def file_state(path: str | Path) -> FileState:
-    """Return the state of the file, following links. A missing file has a state, too.
+    """Return the state of a file, following links. It changes when the file is modified, replaced or removed.
 
     Runs on the event loop: a stat takes microseconds on a small local file, and a thread would cost a
     hundred.
@@ -38,7 +38,9 @@ def file_state(path: str | Path) -> FileState:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Return device and inode, which identify a file even if it was replaced."""
+    """Return a file's device and inode numbers, which change if it is replaced, or None if it does
+    not exist.
+    """
     try:
         status = path.lstat()
     except OSError:
@@ -59,20 +61,20 @@ _SQLITE = {
 
 
 def in_words(error: Exception) -> str:
-    """Describe an OSError or SQLite error of a file."""
+    """Describe an OSError or SQLite error in a few words."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return _SQLITE.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, str(error))
 
 
 def is_damage(error: Exception) -> bool:
-    """Return whether an SQLite error is permanent, because the content of the file is wrong."""
+    """Return whether an SQLite error means that the content of the file is damaged."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (_CORRUPT, _NO_DATABASE)
 
 
 @contextlib.contextmanager
 def closed_on_failure(opened: C) -> Iterator[C]:
-    """Yield what is being set up, and close it if that fails."""
+    """Yield an object, and close it if the block fails."""
     try:
         yield opened
     except BaseException:
@@ -100,7 +102,9 @@ class SideDatabase:
         return self._database is not None and identity(self.path) != self._identity
 
     def opened(self) -> sqlite3.Connection:
-        """Return the open connection. Raise sqlite3.Error or OSError if the database cannot be opened."""
+        """Return the open connection, and open or reopen the database if necessary. Raise sqlite3.Error or
+        OSError if the database cannot be opened.
+        """
         if self.is_gone:
             self.close()
         if self._database is None:

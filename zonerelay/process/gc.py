@@ -48,7 +48,7 @@ Messages make no cycles, and the default of 700 would look several times per mes
 
 
 class Collection(IntEnum):
-    """The kinds of garbage collection. The first two are generations of the interpreter."""
+    """The kinds of garbage collection. The first two values are generations of Python's garbage collector."""
 
     YOUNG = 0
     SETTLE = 2
@@ -56,7 +56,7 @@ class Collection(IntEnum):
 
 
 class GcSchedule:
-    """Chooses the generation to collect in each step. Pure: `now` and `cpu` are readings of clocks in
+    """Decides which garbage collection is due at each step. Pure: `now` and `cpu` are readings of clocks in
     seconds.
     """
 
@@ -68,7 +68,7 @@ class GcSchedule:
         self.looked_at_all(now, blocks)
 
     def looked_at_all(self, now: float, blocks: int) -> None:
-        """Record that a full scan has left so many allocated blocks."""
+        """Record that `blocks` allocated blocks remained after a full collection."""
         self._whole_at = now
         self._limit = int(blocks * GROWTH) + GROWN
         self._idle_limit = int(blocks * IDLE_GROWTH) + IDLE_GROWN
@@ -88,8 +88,8 @@ class GcSchedule:
 
 
 class GcTimer:
-    """Collects by the schedule, on the event loop that runs at `start`. There is one per process, because the
-    collector is global.
+    """Collects garbage according to the schedule, on the event loop that runs at `start`. There is one per
+    process, because the collector is global.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class GcTimer:
         self._waits = False
 
     def start(self) -> None:
-        """Freeze all present objects and start the timer."""
+        """Freeze all existing objects (`gc.freeze`) and start the timer."""
         gc.freeze()
         gc.set_threshold(*THRESHOLDS)
         self._schedule = GcSchedule(time.monotonic(), time.thread_time(), sys.getallocatedblocks())
@@ -139,7 +139,9 @@ class GcTimer:
 
 
 def collect(look: Collection) -> None:
-    """Free the cycles of a generation; after the two larger collections, freeze the remaining objects."""
+    """Free the reference cycles of a generation. After the two larger collections, freeze the remaining
+    objects.
+    """
     if look is Collection.WHOLE:
         gc.unfreeze()
     gc.collect(min(look, Collection.SETTLE))

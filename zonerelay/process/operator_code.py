@@ -1,5 +1,5 @@
-"""Imports Python code of the operator, and runs it in daemon threads, so that a call that never returns does
-not keep the process from exiting.
+"""Imports Python code of the operator and runs it in daemon threads, so that a call that never returns does
+not prevent the process from exiting.
 """
 
 import concurrent.futures
@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 
 def named(name: str, form: str) -> object:
-    """Return the object that a name of this form ("module:Class") names. Raise ValueError with a message for
-    the operator.
+    """Import and return the object with a name such as "module:Class". `form` is the form that errors
+    mention. Raise ValueError with a message for the operator.
     """
     module_name, _, attribute = name.partition(":")
     if not (module_name and attribute):
@@ -49,8 +49,8 @@ def _module(name: str) -> ModuleType:
 
 
 class DaemonCall(Generic[T]):
-    """A call that waits for a thread, or runs in one. A call whose `answer` is cancelled before it has
-    started is skipped; one that has started keeps its thread until it ends.
+    """A call that is waiting for a thread or running in one. If its `answer` is cancelled before it has
+    started, it is skipped; if it has started, it keeps its thread until it ends.
     """
 
     def __init__(self, function: Callable[[], T], asked: float = 0.0) -> None:
@@ -88,7 +88,7 @@ class DaemonThreads:
         return len(running) >= self._most and all(call.asked < since for call in running)
 
     def close(self) -> None:
-        """End idle threads now, and the others after the calls that wait."""
+        """Stop idle threads now, and busy ones after all waiting calls."""
         for _ in range(self._count):
             self._queue.put(None)
 

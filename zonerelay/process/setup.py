@@ -52,7 +52,9 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def identity_of(index: int, *, drains_spool: bool, environment: Mapping[str, str]) -> Identity:
-    """Return the identity that the environment describes. Raise ValueError if it is not valid."""
+    """Return the identity of a worker as described by its environment variables. Raise ValueError if it is
+    not valid.
+    """
     number = environment.get(CHANNEL)
     if number is None:
         inherited = InheritedSockets.of_systemd(environment, os.getpid())
@@ -86,7 +88,7 @@ LARGE = 4 * 1024 * 1024
 
 
 class StartError(Exception):
-    """The relay cannot start; the text says what the operator should do."""
+    """The relay cannot start. The message tells the operator what to do."""
 
 
 def prepare_home(settings: Settings) -> Path:
@@ -105,7 +107,9 @@ def prepare_home(settings: Settings) -> Path:
 
 
 def prepare_process(settings: Settings) -> None:
-    """Prepare a process that runs the relay, and its home, as `prepare_home` does."""
+    """Prepare a process that runs the relay (signals, permissions, limits and memory), and its home directory
+    as `prepare_home` does.
+    """
     # A SIGHUP would terminate a process that is still starting. Workers inherit this.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     # Other users cannot read files that this process creates, whatever mode LevelDB sets. The permissions of
@@ -118,7 +122,7 @@ def prepare_process(settings: Settings) -> None:
 
 
 def allow_reload() -> None:
-    """Deliver the SIGHUP that `prepare_process` has delayed."""
+    """Allow SIGHUP, which `prepare_process` has blocked, and handle a pending one."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
@@ -134,7 +138,7 @@ def tune_for_mail() -> None:
 
 
 def open_log(settings: Settings, clock: Clock, worker: int | None = None) -> tuple[LogWriter, Redactor]:
-    """Return the log and its redactor. A person at a terminal sees text with plain addresses."""
+    """Return the log and its redactor. At a terminal, the log is text with plain addresses."""
     is_terminal = sys.stderr.isatty()
     hides = settings.log.redact and not is_terminal
     redactor = _with_key(settings) if hides else Redactor(b"", enabled=False)
@@ -148,8 +152,8 @@ def _spare_key() -> bytes:
 
 
 def _with_key(settings: Settings) -> Redactor:
-    """Return a redactor with the relay's key, or with a key of this process if that cannot be used: mail does
-    not wait for the log, and addresses stay hidden. Its `problem` describes this.
+    """Return a redactor with the relay's key. If that key cannot be used, a key of this process is used
+    instead: mail does not wait for the log, and addresses stay hidden. Its `problem` describes this.
     """
     try:
         durable.make_directory(settings.spool.path.parent)
@@ -167,7 +171,9 @@ def redact_key_of(settings: Settings) -> Path:
 
 
 def history_redactor(settings: Settings, of_log: Redactor) -> Redactor:
-    """Return the redactor of the history: that of the log, if both show addresses in the same form."""
+    """Return the redactor of the history, which is that of the log if both show addresses in the same
+    form.
+    """
     hashed = settings.history.addresses is HistoryAddresses.HASHED
     if hashed == of_log.enabled:
         return of_log
@@ -175,5 +181,5 @@ def history_redactor(settings: Settings, of_log: Redactor) -> Redactor:
 
 
 def hashing_redactor(settings: Settings, of_log: Redactor) -> Redactor:
-    """Return a redactor that makes pseudonyms, whether or not the log does."""
+    """Return a redactor that replaces addresses by pseudonyms, whether or not the log does."""
     return of_log if of_log.enabled else _with_key(settings)

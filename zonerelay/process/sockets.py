@@ -37,7 +37,9 @@ _LAST_PATIENCE = 1.0
 
 
 class Notifier:
-    """Notifies systemd of the relay's state. It is built from `os.environ` in `worker.py`."""
+    """Notifies systemd, or the supervisor, of the state of the process. It is built from `os.environ` in
+    `worker.py`.
+    """
 
     def __init__(
         self,
@@ -59,8 +61,8 @@ class Notifier:
         self._send(f"READY=1\nSTATUS={status}")
 
     def reloading(self, monotonic: float) -> None:
-        """Notify systemd of a reload with the time, by which Type=notify-reload matches the answer to the
-        signal.
+        """Notify systemd that a reload has begun. With Type=notify-reload, systemd compares the time with
+        that of its signal.
         """
         self._send(f"RELOADING=1\nMONOTONIC_USEC={int(monotonic * 1_000_000)}")
 
@@ -73,19 +75,23 @@ class Notifier:
         self._send(f"STATUS={text}")
 
     def start_watchdog(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Notify the watchdog from the event loop: a loop that hangs is restarted by systemd."""
+        """Notify systemd's watchdog regularly from the event loop, so that systemd restarts a process whose
+        event loop hangs.
+        """
         if not self.watchdog_interval or (self._channel is None and not self._address):
             return
         self._send("WATCHDOG=1")
         self._watchdog = loop.call_later(self.watchdog_interval, self.start_watchdog, loop)
 
     def tell(self, text: str) -> None:
-        """Send the supervisor a fact that the service manager protocol does not define."""
+        """Send the supervisor a message that is not part of the service manager protocol."""
         if self._channel is not None:
             self._send(text)
 
     def last_metrics(self, families: object) -> None:
-        """Send the last counts to the supervisor, so that they are not lost. Waits for buffer space."""
+        """Send the final metrics of the process to the supervisor, so that they are not lost. Waits for
+        buffer space.
+        """
         if self._channel is None:
             return
         text = msgspec.json.encode(families).decode()
@@ -114,8 +120,8 @@ FIRST = 3  # SD_LISTEN_FDS_START
 
 
 class InheritedSockets:
-    """Inherited sockets by address: `own` are open, listening sockets, the first of which a listener uses;
-    `others` are those of the other workers. They are never closed here.
+    """Inherited sockets by address. `own` are listening sockets of this process, the first of which a
+    listener uses. `others` are those of the other workers. They are never closed here.
     """
 
     def __init__(
@@ -130,7 +136,9 @@ class InheritedSockets:
 
     @classmethod
     def of_systemd(cls, environment: Mapping[str, str], pid: int) -> "InheritedSockets":
-        """Return the sockets of sd_listen_fds(3). Raise ValueError if one is not listening."""
+        """Return the sockets that systemd has passed (sd_listen_fds(3)). Raise ValueError if one is not
+        listening.
+        """
         count = environment.get("LISTEN_FDS", "")
         if environment.get("LISTEN_PID") != str(pid) or not count.isdigit():
             return cls()
@@ -146,27 +154,29 @@ class InheritedSockets:
 
     @classmethod
     def of_supervisor(cls, given: Mapping[str, Sequence[Sequence[int]]]) -> "InheritedSockets":
-        """Return sockets given by address: the worker's own, at least one each, and those of the other
-        workers.
+        """Return the sockets that the supervisor has passed, by address: at least one of the worker's own,
+        and those of the other workers.
         """
         own, others = ({text: group[at] for text, group in given.items()} for at in (0, 1))
         return cls(own, others)
 
     def take(self, address: str) -> socket.socket | None:
-        """Return a copy of the socket for a listener's address, or `None` if there is none."""
+        """Return a duplicate of the first own socket for a listener's address, or `None` if there is none."""
         wanted = parse_listen(address)
         found = (each[0] for text, each in self._own.items() if parse_listen(text) == wanted)
         return next(map(_copy, found), None)
 
     def take_more(self, address: str) -> tuple[list[socket.socket], list[socket.socket]]:
-        """Return copies of the worker's additional sockets for a listener's address, and of the other
-        workers' sockets.
+        """Return duplicates of the worker's additional sockets for a listener's address, and of the other
+        workers' sockets for it.
         """
         spare, others = self._own.get(address, ())[1:], self._others.get(address, ())
         return [_copy(each) for each in spare], [_copy(each) for each in others]
 
     def refuse_unused(self, settings: "Settings") -> None:
-        """Raise ValueError if no listener has the address of a socket, whose clients would wait for ever."""
+        """Raise ValueError if an inherited socket has the address of no listener, because its clients would
+        wait for ever.
+        """
         wanted = (*(each.address for each in settings.listener), settings.admin.address)
         known = {parse_listen(text) for text in wanted if text}
         left = (text for text in self._own if parse_listen(text) not in known)
@@ -198,7 +208,7 @@ def _address_of(descriptor: int, name: str) -> str:
 
 
 def bound_address(bound: socket.socket) -> str:
-    """Return the address that a socket is bound to, as in the configuration."""
+    """Return the address that a socket is bound to, in the form of the configuration."""
     name = bound.getsockname()
     return str(ListenAddress(path=name) if isinstance(name, str) else ListenAddress(name[0], name[1]))
 
@@ -208,7 +218,7 @@ ANSWER_TIMEOUT = 2.0
 
 
 def bound_path(path: Path, mode: int | None = None) -> socket.socket:
-    """Return a bound Unix socket that does not listen yet. A socket file without a server is replaced. Raise
+    """Bind a Unix socket, and return it without listening. A socket file without a server is replaced. Raise
     OSError on failure.
     """
     refuse_live_socket(path)
@@ -226,8 +236,8 @@ def bound_path(path: Path, mode: int | None = None) -> socket.socket:
 
 
 def refuse_live_socket(path: Path) -> None:
-    """Raise OSError with EADDRINUSE if a process listens on the socket, because the event loop would replace
-    it, and with EEXIST if the file is not a socket.
+    """Raise OSError with EADDRINUSE if a process listens on the socket at this path, because the event loop
+    would replace the socket. Raise it with EEXIST if the file is not a socket.
     """
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
@@ -239,8 +249,8 @@ def refuse_live_socket(path: Path) -> None:
 
 
 def answers(path: Path) -> bool:
-    """Return whether a server may answer. Anything but a refused connection counts, because the socket of a
-    busy server must not be removed.
+    """Return whether a server may be listening on a Unix socket. Only a refused connection proves the
+    opposite, because the socket of a busy server must not be removed.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(ANSWER_TIMEOUT)

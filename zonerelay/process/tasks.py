@@ -1,4 +1,5 @@
-"""Background tasks that end with their owner, work in slices, alarms, and components whose start is retried.
+"""Implements background tasks that end with their owner, work in time slices, alarms, and components whose
+start is retried.
 
 Failure: the loop's exception handler reports an exception that no caller awaits, unless `Tasks` has an
 `on_error`.
@@ -28,7 +29,9 @@ class Tasks:
 
     # Any: the types that a coroutine sends do not matter here
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run the work to its end. A caller that may be cancelled shields the task."""
+        """Run a coroutine as a task, which is not cancelled with its caller. A caller that may be cancelled
+        and awaits the task must shield it.
+        """
         task = asyncio.get_running_loop().create_task(work)
         self._running.add(task)
         task.add_done_callback(self._ended)
@@ -40,8 +43,8 @@ class Tasks:
             self._on_error(error)
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Wait until no task runs, including tasks that are started in the meantime. Return false after
-        `timeout` seconds. Does not raise their exceptions.
+        """Wait until no task is running, including tasks that are started in the meantime. Return false after
+        `timeout` seconds. Exceptions of the tasks are not raised.
         """
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
@@ -55,7 +58,7 @@ class Tasks:
         return True
 
     async def cancel(self) -> None:
-        """Cancel the tasks, and wait until none runs."""
+        """Cancel all tasks, and wait until none is running."""
         while self._running:
             ended = set(self._running)
             await cancel_all(*ended)
@@ -63,7 +66,9 @@ class Tasks:
 
 
 class RepeatedWork(ABC):
-    """Work of which one run takes place at a time. `begin` during a run causes another run after it."""
+    """Work that is repeated on request, one run at a time. `begin` during a run causes another run
+    after it.
+    """
 
     _task: asyncio.Task[None] | None = None
     _again = False
@@ -87,12 +92,15 @@ class RepeatedWork(ABC):
 
 
 SLICE = 0.005
-"""Seconds of work on the event loop before other tasks get their turn. A longer step is a slice of its own.
+"""Seconds of work on the event loop before other tasks get their turn. A longer step is a slice of
+its own.
 """
 
 
 class NextIteration:
-    """Runs a function once in the next iteration of the event loop, however often it is requested before."""
+    """Calls a function once in the next iteration of the event loop, even if that is requested
+    several times.
+    """
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
@@ -109,8 +117,8 @@ class NextIteration:
 
 
 class Slices:
-    """Limits long work on the event loop to `SLICE` seconds per iteration, over all tasks that share this
-    object.
+    """Limits long work on the event loop to `SLICE` seconds per iteration, summed over all tasks that share
+    this object.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
@@ -119,7 +127,9 @@ class Slices:
         self._until = 0.0
 
     async def next(self) -> None:
-        """Wait, before a step of work, for the next loop iteration if the slice of this one is used up."""
+        """Call this before each step of the work. Waits for the next loop iteration if the time slice of this
+        iteration is used up.
+        """
         while self._is_open and self._monotonic() >= self._until:  # noqa: ASYNC110 - for a round of the loop, not an event
             await asyncio.sleep(0)
         if not self._is_open:
@@ -128,12 +138,13 @@ class Slices:
             asyncio.get_running_loop().call_soon(self._close)
 
     def _close(self) -> None:
-        """Close the slice, because the event loop has started a new iteration."""
+        """End the time slice, because the event loop has started a new iteration."""
         self._is_open = False
 
 
 async def in_slices(steps: Iterable[Step], monotonic: Callable[[], float]) -> AsyncIterator[Step]:
-    """Yield the result of each step. The time that the caller spends on a result counts towards the slice.
+    """Yield the results of the steps, with a pause for other tasks after each `SLICE` seconds. The time that
+    the caller spends on a result counts towards the slice.
 
     The data that the steps work on may change between two slices.
     """
@@ -148,7 +159,7 @@ LONGEST_TIMER = 60.0
 
 
 class Alarm:
-    """Calls `call` when the clock `now` has reached the earliest requested time."""
+    """Calls `call` at the earliest requested time, according to the clock `now`."""
 
     def __init__(self, now: Callable[[], float], call: Callable[[], object]) -> None:
         self._now = now
@@ -184,7 +195,7 @@ class Alarm:
 
 
 async def cancel_all(*tasks: asyncio.Task[Any] | None) -> None:  # Any: tasks may have any result
-    """Cancel the tasks and wait for their end. Does not raise their exceptions."""
+    """Cancel the tasks and wait until they have ended. Their exceptions are not raised."""
     running = [task for task in tasks if task is not None]
     for task in running:
         task.cancel()
@@ -192,7 +203,7 @@ async def cancel_all(*tasks: asyncio.Task[Any] | None) -> None:  # Any: tasks ma
 
 
 async def completed(work: Coroutine[Any, Any, T]) -> T:  # Any: the types that a coroutine sends
-    """Run the work to its end, even if the caller is cancelled before, and then raise CancelledError."""
+    """Run a coroutine to its end even if the caller is cancelled, and raise CancelledError afterwards."""
     task = asyncio.get_running_loop().create_task(work)
     try:
         return await asyncio.shield(task)
@@ -202,7 +213,7 @@ async def completed(work: Coroutine[Any, Any, T]) -> T:  # Any: the types that a
 
 
 async def ended(task: asyncio.Future[Any]) -> None:  # Any: tasks may have any result
-    """Wait for the end of a task, however often the caller is cancelled. Does not raise its exception."""
+    """Wait until a task has ended, even if the caller is cancelled. Its exception is not raised."""
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait((task,))
@@ -211,7 +222,9 @@ async def ended(task: asyncio.Future[Any]) -> None:  # Any: tasks may have any r
 
 
 async def gathered(work: Iterable[Awaitable[T]]) -> list[T]:
-    """Wait for all of the work, so that none continues after the first error, which is raised."""
+    """Wait for all awaitables and return their results. The first error is raised only after all of them have
+    ended.
+    """
     results = await asyncio.gather(*work, return_exceptions=True)
     found: list[T] = []
     for result in results:
@@ -262,9 +275,9 @@ class RetriedComponents:
         *,
         final: tuple[type[Exception], ...] = (),
     ) -> None:
-        """Start a part, and retry until `close`. `what` names it in problem lines, `where` in the log.
-        `failure` is the error type that its `start` raises, with a text that says what to do. Raise an error
-        of the types in `final`.
+        """Start a component, and retry in the background until `close`. `what` is its name in problems, and
+        `where` in the log. `failure` is the type of the error that `start` raises with a message for the
+        operator. Errors of the types in `final` are raised.
         """
 
         async def is_started(final: tuple[type[Exception], ...] = ()) -> bool:
@@ -292,7 +305,7 @@ class RetriedComponents:
             self._retries.start(retry())
 
     async def close(self) -> None:
-        """Close the parts, the last one first."""
+        """Close the started components in reverse order."""
         await self._retries.cancel()
         for each in reversed(self._parts):
             await each.close()

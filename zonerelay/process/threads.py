@@ -46,7 +46,7 @@ class ThreadPool:
         self._calls = 0
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run the function in a thread. Raise PoolBusyError at once if the pool is full, and any exception of
+        """Run a function in a thread. Raise PoolBusyError at once if the pool is full, and any exception of
         the function.
 
         If the caller is cancelled, the function continues to run, and counts until it ends.
@@ -65,8 +65,8 @@ class ThreadPool:
         return await asyncio.wrap_future(future)
 
     async def open(self, function: Callable[P, C], /, *args: P.args, **kwargs: P.kwargs) -> C:
-        """Run a function that opens something, like `run`. If the caller is cancelled, wait for the function
-        and close what it has opened.
+        """Run a function that opens something in a thread, and return the opened object. If the caller is
+        cancelled, wait for the function and close the object.
         """
         opening = asyncio.ensure_future(self.run(function, *args, **kwargs))
         try:
@@ -118,6 +118,6 @@ REPORTS = ThreadPool("reports", 1)
 
 
 async def addresses_of(host: str) -> Sequence[str]:
-    """Return the host's IP addresses from the system's resolver. Raise OSError if there are none."""
+    """Return a host's IP addresses according to the system's resolver. Raise OSError if there are none."""
     found = await NAMES.run(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(each[4][0]) for each in found))

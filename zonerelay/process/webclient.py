@@ -57,7 +57,7 @@ class Response(msgspec.Struct, frozen=True):
 
     @property
     def content_type(self) -> str:
-        """In lower case, without parameters; `""` when there is none."""
+        """The media type in lower case, without parameters, or `""` if there is none."""
         return self.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
@@ -89,8 +89,8 @@ _Context = TypeVar("_Context", bound=ssl.SSLContext)
 
 
 def trusting(context: _Context) -> _Context:
-    """Return the context of a client, made to trust the system's authorities, equally strictly with every
-    Python version.
+    """Set up a client's TLS context to trust the system's certificate authorities, and return it. The
+    verification is equally strict with every Python version.
 
     Reads files, so it blocks.
     """
@@ -113,7 +113,7 @@ class SystemTrust(Generic[_Context]):
         return self._made is not None and self._made[0] == _authorities()
 
     def context(self) -> _Context:
-        """Return the context. If it is not current, files are read, which blocks."""
+        """Return the current TLS context. If it must be loaded again, files are read, which blocks."""
         if self._made is None or not self.is_current():
             state = _authorities()
             self._made = state, self._make()
@@ -157,7 +157,7 @@ def _session(context: ssl.SSLContext, resolve: Resolve, *, force_close: bool) ->
 
 @contextlib.asynccontextmanager
 async def _limited(url: str, timeout: float) -> AsyncIterator[None]:
-    """Limit the time of a request, and convert its exceptions to WebError."""
+    """Limit the duration of a request in the block, and convert its exceptions to WebError."""
     import aiohttp  # noqa: PLC0415 - see above
 
     host = urlsplit(url).hostname or ""
@@ -176,7 +176,9 @@ def _response(response: ClientResponse, body: bytes) -> Response:
 
 
 class Poster:
-    """Posts to one URL repeatedly; idle connections are kept for a while. Call `close` at the end."""
+    """Sends POST requests to one URL repeatedly, and keeps idle connections for a while. Call `close` at the
+    end.
+    """
 
     def __init__(self, url: str, *, timeout: float, resolve: Resolve) -> None:
         self._url = url
@@ -186,8 +188,8 @@ class Poster:
         self._session: ClientSession | None = None
 
     async def post(self, body: bytes, headers: Mapping[str, str]) -> Response:
-        """Send a request. Any status is a response; only the first bytes of its body are read. Raise WebError
-        if there is no usable answer.
+        """Send a POST request. Any status is a response; only the first bytes of its body are read. Raise
+        WebError if there is no usable response.
         """
         async with _limited(self._url, self._timeout):
             await self._resolve(self._host)  # no other resolver would be used for an address
@@ -209,7 +211,7 @@ def _resolver(resolve: Resolve) -> AbstractResolver:
     from aiohttp.abc import AbstractResolver, ResolveResult  # noqa: PLC0415 - see above
 
     class Resolver(AbstractResolver):
-        """Resolves hosts only with the given function, which may refuse an address."""
+        """Resolves host names with the given function only, which may reject addresses."""
 
         async def resolve(
             self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
@@ -233,7 +235,7 @@ def _resolver(resolve: Resolve) -> AbstractResolver:
 
 
 def _words(error: Exception, host: str) -> str:
-    """Return an error message. The texts of aiohttp's exceptions may quote a URL, so they are not used."""
+    """Describe a failed request. The texts of aiohttp's exceptions may quote a URL, so they are not used."""
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__

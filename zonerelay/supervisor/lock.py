@@ -51,7 +51,7 @@ def take(
 
 
 def _refuse_second(settings: Settings, *, unless_stopping: bool) -> None:
-    """Raise StartError if a relay answers at the control socket of this one."""
+    """Raise StartError if another relay answers at the control socket of this configuration."""
     path = control_socket_path(settings)
     try:
         refuse_live(path)
@@ -61,7 +61,7 @@ def _refuse_second(settings: Settings, *, unless_stopping: bool) -> None:
 
 
 def _is_stopping(path: Path) -> bool:
-    """Return whether the relay at this socket is stopping, or has just stopped."""
+    """Return whether the relay at this control socket is stopping or has just stopped."""
     try:
         return ControlClient(path, timeout=_ANSWER_TIMEOUT).ask(Status(), RelayStatus).state == "draining"
     except ControlError:
@@ -94,7 +94,7 @@ def _is_taken(descriptor: int) -> bool:
 
 
 def _holders(path: Path) -> str:
-    """Return the ids of the processes that have the file open, as far as this user may see them."""
+    """Return the process ids that have the file open, as far as this user may see them."""
     found = set[str]()
     for each in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):

@@ -45,7 +45,7 @@ class ReloadPlan(msgspec.Struct, frozen=True):
 
 
 def plan(old: Settings, new: Settings) -> ReloadPlan:
-    """Compare two configurations, table by table."""
+    """Compare two configurations table by table, and return the steps of the reload."""
     later = tuple(name for name in NEXT_START if getattr(old, name) != getattr(new, name))
     settings = kept_from(old, new)
     roll = [name for name in ROLL if getattr(old, name) != getattr(new, name)]
@@ -63,7 +63,7 @@ _LOOK_EVERY = 0.05
 
 
 class ReloadRejectedError(Exception):
-    """The new configuration was rejected. The message tells the operator why."""
+    """The new configuration was rejected. The message for the operator gives the reason."""
 
 
 def _dies(member: SupervisedWorker) -> ReloadRejectedError:
@@ -129,7 +129,7 @@ class RelayReload(RepeatedWork):
             raise ReloadRejectedError(str(error.problems[0])) from error
 
     def _put_in_force(self, text: bytes, settings: Settings) -> None:
-        """Activate a configuration. Raise ReloadRejectedError, with nothing changed."""
+        """Activate a configuration for new workers. If ReloadRejectedError is raised, nothing was changed."""
         try:
             self.launcher.put_in_force(text, settings)
         except OSError as error:
@@ -146,8 +146,8 @@ class RelayReload(RepeatedWork):
         self.events.lifecycle("reload-refused", first=why)
 
     async def _take_back(self, text: bytes, old: Settings, *, rolled: bool) -> None:
-        """Restore the old configuration in the workers that have accepted the new one or were started with
-        it. A worker that is starting gets it when it is ready. Raise ReloadRejectedError.
+        """Restore the old configuration in workers that have accepted the new one or were started with it. A
+        worker that is starting receives it when it is ready. Raise ReloadRejectedError.
         """
         refused = self.state.workers.edition
         self._put_in_force(text, old)
@@ -162,7 +162,9 @@ class RelayReload(RepeatedWork):
                 await self._tell(member)
 
     async def _bring_to_workers(self, found: ReloadPlan) -> None:
-        """Reload each worker, or replace its process. Raise ReloadRejectedError."""
+        """Apply the reload to each worker, or replace its process if that is necessary. Raise
+        ReloadRejectedError.
+        """
         if found.roll:
             failed = await self._roll(self.state.workers.policies)
             if failed is not None:
@@ -185,7 +187,9 @@ class RelayReload(RepeatedWork):
                 await self._watch(member, child)
 
     async def _watch(self, member: SupervisedWorker, child: Child | None) -> None:
-        """Wait for a moment. Raise ReloadRejectedError if the worker dies of the configuration."""
+        """Watch a worker for `STEADY` seconds after a reload. Raise ReloadRejectedError if it dies because of
+        the configuration.
+        """
         deadline = self.state.clock.monotonic() + STEADY
         while member.child is child and self.state.clock.monotonic() < deadline:  # noqa: ASYNC110 - as in _roll
             await asyncio.sleep(_LOOK_EVERY)
@@ -193,7 +197,7 @@ class RelayReload(RepeatedWork):
             raise _dies(member)
 
     async def _tell(self, member: SupervisedWorker) -> str:
-        """Reload a worker, and return the reason of a refusal, or ""."""
+        """Tell a worker to reload. Return the reason if it refuses, or ""."""
         try:
             async with asyncio.timeout(VERDICT_TIMEOUT):
                 return await self.state.workers.tell_to_reload(member)
@@ -201,7 +205,9 @@ class RelayReload(RepeatedWork):
             return f"no response to the reload within {VERDICT_TIMEOUT:g} s"
 
     async def _roll(self, indexes: Iterable[int]) -> int | None:
-        """Replace workers one after the other, and return the one that did not come up, or None."""
+        """Replace workers one after the other. Return the index of the first one that did not become ready,
+        or None.
+        """
         workers = self.state.workers
         roll = rolling_restart(indexes, lambda: workers.policies, workers.now)
         while True:
@@ -228,8 +234,8 @@ class RelayReload(RepeatedWork):
         await self._roll(stay)
 
     def _stays_as_it_is(self, old: Settings, new: Settings) -> bool:
-        """Return whether the number of workers must stay: a queue in memory ends with its process, so no
-        worker can be removed.
+        """Return whether the number of workers must not be reduced, because a queue in memory would be lost
+        with the process of a removed worker.
         """
         volatile = new.spool.backend is Backend.MEMORY and new.spool.shelve is None
         return volatile and count_of(new) < count_of(old)

@@ -115,7 +115,9 @@ class Supervisor:
         return 0
 
     async def _run(self, stack: AsyncExitStack) -> None:
-        """Start each part, after adding its stop to the stack. Return when the workers have ended."""
+        """Start all parts, and add the stop of each to the stack before. Return when all workers have
+        ended.
+        """
         loop, settings, state = asyncio.get_running_loop(), self.settings, self._state
         events = self._events
         stack.callback(self._sockets.keep, ())

@@ -26,7 +26,9 @@ class RelaySockets:
         self._paths: dict[str, Path] = {}
 
     def open(self, addresses: Iterable[str], workers: int) -> None:
-        """Listen at further addresses, for so many workers. Raise ListenError, with nothing changed."""
+        """Open listening sockets for additional addresses, as many as `workers` need. If ListenError is
+        raised, nothing was changed.
+        """
         made: dict[str, list[socket.socket]] = {}
         try:
             for address in addresses:
@@ -55,7 +57,7 @@ class RelaySockets:
         return tuple(each.fileno() for group in self._open.values() for each in group)
 
     def as_text(self, worker: int, workers: int) -> str:
-        """Return a worker's own descriptors and those of the others, for its environment
+        """Return, as text for the environment of a worker, its own descriptors and those of the others
         (`identity.SOCKETS`).
         """
         return json.dumps({address: _dealt(group, worker, workers) for address, group in self._open.items()})
@@ -84,8 +86,8 @@ def _close(group: Iterable[socket.socket]) -> None:
 
 
 def _dealt(group: Sequence[socket.socket], worker: int, workers: int) -> tuple[list[int], list[int]]:
-    """Distribute the sockets among the workers. If there are fewer workers than before, the remaining ones
-    get the sockets of the others. If there are more, some share a socket.
+    """Return the descriptors of one worker, and those of the others. If there are fewer workers than sockets,
+    some have several; if there are more, some share one.
     """
     numbers = [each.fileno() for each in group]
     own = numbers[worker::workers] or [numbers[worker % len(numbers)]]

@@ -65,8 +65,9 @@ async def build(
     share_failure: Callable[[str], None] = lambda text: None,
     advice: Iterable[str] = (),
 ) -> Worker:
-    """Return a running relay. Tests and the sandbox pass their own clock, randomness, log and ports.
-    `share_failure` passes a failed login on to the other workers. Raise StartError.
+    """Create, connect and start all parts of a relay, and return the running worker. Tests and the sandbox
+    pass their own clock, randomness, log and ports. `share_failure` passes a failed login on to the other
+    workers. Raise StartError.
     """
     worker: Worker | None = None
     metrics = Metrics()
@@ -141,7 +142,9 @@ async def build(
 def _build_history(
     settings: Settings, identity: Identity, redactor: Redactor, clock: Clock, metrics: Metrics
 ) -> tuple[History | None, str]:
-    """Return the history, and the problem with the key of its pseudonyms or that of the log."""
+    """Return the history, if it is enabled, and the problem with the key of its pseudonyms or of the log's,
+    or "".
+    """
     file, problem = file_of(settings.spool.path.parent, identity.index), redactor.problem
     if not settings.history.enabled:
         note_off(file)

@@ -1,5 +1,6 @@
-"""What a worker has for operators: its status, `explain` and the commands on its queue, its control socket,
-and HTTP if there is no supervisor to serve it. A part that a reload may replace is looked up when needed.
+"""Opens a worker's endpoints for operators: its status, `explain` and the commands on its queue, its control
+socket, and HTTP if there is no supervisor to serve it. A part that a reload may replace is looked up when
+needed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
 
 
 class Endpoints:
-    """What a worker has for operators. Call `open` once, and `close` even if `open` has failed."""
+    """The endpoints of a worker for operators: the control socket and the HTTP server. Call `open` once, and
+    `close` even if `open` has failed.
+    """
 
     def __init__(self, worker: Worker, sandbox: Sandbox | None) -> None:
         self._worker = worker
@@ -77,8 +80,8 @@ class Endpoints:
             await self._worker.opened.open("HTTP is not served", "admin-http", http, AdminError)
 
     async def open_http(self, rules: Callable[[], ListenerSettings], submit: Submit) -> HttpService:
-        """Return the HTTP server of a listener. It queries the supervisor, if there is one, about mail that
-        another worker holds.
+        """Return the HTTP submission server of a listener. It queries the supervisor, if there is one, about
+        mail that another worker holds.
         """
         await FILES.run(import_module, "zonerelay.admin.submission.server")
         from zonerelay.admin.submission.server import SubmissionServer  # noqa: PLC0415 - with the first client
@@ -90,7 +93,9 @@ class Endpoints:
         return self._build_operators(self._worker.handler, self._worker.listeners.submit)
 
     def _relay(self) -> Handler:
-        """Return the handler that answers for the whole relay."""
+        """Return the handler that answers requests for the whole relay: the supervisor, or this worker if
+        there is none.
+        """
         if self._worker.identity.supervised:
             return RelayHandler(relay_socket_path(self._worker.settings))
         return self._worker.handler
@@ -145,7 +150,7 @@ def _build_handler(worker: Worker, board: StatusBoard, orders: OrderAnswers) -> 
 
 
 async def _acknowledge(worker: Worker, loss: str) -> bool:
-    """Dismiss a loss of the spool, or confirm a leap of the clock."""
+    """Dismiss a loss of the spool, or confirm a forward jump of the clock. Return false if there is none."""
     if loss == NAME:
         return worker.clock_watch.confirm()
     return await acknowledge_loss(worker.queue.spool, loss)

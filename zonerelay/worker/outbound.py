@@ -1,5 +1,5 @@
-"""The wiring of the sending side: a router and a courier with the tables that both use, built from the
-settings.
+"""Builds the sending side of a worker from the settings: the router and the courier, with the tables that
+both use.
 
 `worker` builds one instance and passes it new tables on a reload. `configure` updates everything here that
 depends on them, and cannot fail: what may be unusable after all, such as a secret, is in the tables.
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 def build_webhooks(
     settings: Settings, context: WorkerContext, store: Store, write: Write, ids: MessageIdSource
 ) -> Webhooks:
-    """Return what makes webhook events of accepted and delivered mail."""
+    """Create the object that makes webhook events of accepted and delivered mail and sends them."""
     from zonerelay.webhook.webhooks import Webhooks  # noqa: PLC0415 - see above
 
     def records(since: float) -> Sequence[tuple[float, str, Mapping[str, Field]]]:
@@ -78,7 +78,7 @@ def build_webhooks(
 
 
 class OutboundSide:
-    """The delivery side of one worker. `resume(zone)` is called when the zone's mail may be tried again, and
+    """The sending side of one worker. `resume(zone)` is called when the zone's mail may be tried again, and
     `granted(zone)` when limits shared with other workers allow more of it to start.
     """
 
@@ -135,7 +135,7 @@ class OutboundSide:
         self.configure(tables)
 
     async def deliver(self, batch: Batch) -> Sequence[Outcome]:
-        """Deliver a batch, by SMTP or to captured mail, as `ZoneParts.deliver` says."""
+        """Deliver a batch by SMTP, or store it as captured mail."""
         if batch.zone.next_hop == CAPTURE:
             return await self._capturing.deliver(batch)
         return await self.courier.deliver(batch)

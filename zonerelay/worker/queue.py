@@ -1,4 +1,4 @@
-"""The queue of a worker: its spool and, if configured, the outbox."""
+"""Opens the queue of a worker: its spool and, if configured, the outbox."""
 
 from __future__ import annotations
 
@@ -65,12 +65,16 @@ async def open_queue(
 
 
 def number_of(settings: Settings, index: int, store: Store) -> int:
-    """Return the number in a worker's message ids. Workers that share a store get it from the store."""
+    """Return the number that identifies a worker in its message ids. For a shared store, the store assigns
+    it.
+    """
     return store.node if is_shared(settings.spool) else index
 
 
 def _run() -> str:
-    """Return an identifier of the process that has started all workers of this run. Raise OSError."""
+    """Return an identifier of this run of the relay, derived from the process that has started all workers.
+    Raise OSError.
+    """
     parent = os.getppid()
     began = Path(f"/proc/{parent}/stat").read_text("ascii", "replace").rpartition(")")[2].split()[19]
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text('ascii').strip()}-{parent}-{began}"

@@ -110,7 +110,7 @@ class DailyReport:
 
 
 def latest(at: str, now: float) -> float:
-    """Return the last time, not after now, at which the wall clock showed `at`."""
+    """Return the latest Unix time, not after `now`, at which the local time of day was `at`."""
     hour, _, minute = at.partition(":")
     day = datetime.fromtimestamp(now)
     found = day.replace(hour=int(hour), minute=int(minute), second=0, microsecond=0)

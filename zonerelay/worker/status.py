@@ -61,8 +61,8 @@ class ReadinessCheck:
         self._fresh_until = 0.0
 
     async def __call__(self) -> tuple[str, ...]:
-        """Return every reason why the relay is not ready, those that an operator caused first. Return none if
-        it is ready.
+        """Return every reason why the relay is not ready, beginning with those that an operator caused, or
+        nothing if it is ready.
 
         Reasons are for the operator and contain no addresses.
         """
@@ -84,7 +84,7 @@ class ReadinessCheck:
         return f"the spool did not complete a synced write within {self._timeout:.0f} seconds"
 
     async def close(self) -> None:
-        """Cancel a test that hangs. Call this before the store is closed."""
+        """Cancel a test of the spool that hangs. Call this before the store is closed."""
         await cancel_all(self._trial)
 
     async def _try(self) -> str:
@@ -122,7 +122,7 @@ class StatusBoard:
         self._files = worker.settings, _named_files(worker.settings)
 
     async def close(self) -> None:
-        """Close the status, before the store is closed."""
+        """Stop all reads of the store. Call this before the store is closed."""
         await self.destinations.close()
         await self.readiness.close()
         if self._capture is not None:
@@ -142,7 +142,7 @@ class StatusBoard:
             self._due = await self._earliest(self._store.next_due)
 
     async def _earliest(self, ask: Callable[[QueueName], Awaitable[float | None]]) -> dict[str, float]:
-        """Return the earliest of the times of each zone's queues."""
+        """Return, for each zone, the earliest time that `ask` returns for any of its queues."""
         found: dict[str, float] = {}
         for queue in self._store.counts():
             at = await ask(queue)
@@ -191,7 +191,7 @@ class StatusBoard:
         )
 
     def figures(self) -> Mapping[str, Figures]:
-        """Return the numbers that each scrape reads."""
+        """Return the metrics that are computed at each scrape."""
         worker, captured = self._worker, self.captured
         label = str(worker.identity.index)
         return {
@@ -210,7 +210,9 @@ class StatusBoard:
         }
 
     def _destination_states(self) -> Mapping[tuple[str, str], int]:
-        """Return how many destinations of each zone are suspended now, and how many are not."""
+        """Return, for each zone, the number of destinations that are suspended now, and of those that are
+        not.
+        """
         found: Counter[tuple[str, str]] = Counter()
         for zone, suspended, usable in self._scheduler.destination_counts(self._clock.now()):
             found[queue_of(zone).label, "suspended"] += suspended
@@ -257,7 +259,7 @@ class StatusBoard:
         )
 
     def _missing(self, settings: Settings, reported: Sequence[str]) -> list[str]:
-        """Return problems about configuration files that have disappeared since they were loaded. Blocks."""
+        """Describe files named in the configuration that have disappeared since it was loaded. Blocks."""
         if settings is not self._files[0]:
             self._files = settings, _named_files(settings)
         return [
@@ -280,7 +282,9 @@ class StatusBoard:
         )
 
     def suspended(self, destination: DestinationKey) -> tuple[float | None, str]:
-        """Return until when a destination is suspended, and the reply that is the reason."""
+        """Return the time until which a destination is suspended, and the reply that caused the
+        suspension.
+        """
         for _, each in self._scheduler.destinations():
             if each.key == destination and each.suspended_until is not None:
                 return each.suspended_until, str(each.suspension.reply or "")
@@ -321,7 +325,7 @@ def _named_files(settings: Settings) -> dict[Path, str]:
 
 
 def _free_space(spool: SpoolSettings) -> int | None:
-    """Return the free space in bytes, the least of all directories of the spool. Blocks."""
+    """Return the free space in bytes of the spool directory that has the least. Blocks."""
     found = []
     for place in directories_of(spool):
         with contextlib.suppress(OSError):
@@ -330,7 +334,7 @@ def _free_space(spool: SpoolSettings) -> int | None:
 
 
 def _by_zone(counts: Mapping[QueueName, QueueCounts]) -> dict[str, QueueCounts]:
-    """Return the sums over all priorities of each zone."""
+    """Return the counts of each zone, added up over its priorities."""
     zones: dict[str, QueueCounts] = {}
     for queue, count in counts.items():
         zones.setdefault(queue.zone, QueueCounts()).add(count)

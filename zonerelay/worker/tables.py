@@ -1,4 +1,4 @@
-"""Objects built from the long tables of the configuration: rules, routes and keys.
+"""Builds objects from the long tables of the configuration: rules, routes and keys.
 
 Building them may take a second for ten thousand entries, so a reload does that in a thread and passes the
 result to the event loop. Settings that have not changed stay the same objects, so comparing them again is
@@ -29,8 +29,8 @@ _NAMED = {"zone": "name", "listener": "address"}
 
 
 class Tables(msgspec.Struct, frozen=True):
-    """The compiled tables of the configuration. `dkim_keys` is None if no keys are configured, and `srs` if
-    [srs] has no domain. `senders` are those of credentials. `advice` is about the keys.
+    """The objects built from the tables of the configuration. `dkim_keys` is None if no keys are configured,
+    and `srs` if [srs] has no domain. `senders` are those of credentials. `advice` is about the keys.
     """
 
     settings: Settings
@@ -46,8 +46,8 @@ class Tables(msgspec.Struct, frozen=True):
 def build_tables(
     settings: Settings, now: float, environment: Mapping[str, str], old: Tables | None = None
 ) -> Tables:
-    """Build the tables, reusing those of `old` whose settings have not changed. Blocks. Raise ValueError with
-    a message.
+    """Build the tables, and reuse those of `old` whose settings have not changed. Blocks. Raise ValueError
+    with a message.
     """
     before = None if old is None else old.settings
     if before is not None:
@@ -93,7 +93,7 @@ def build_srs(settings: Settings, environment: Mapping[str, str]) -> Srs | None:
 
 
 def _with_objects_of(old: Settings, new: Settings) -> Settings:
-    """Return the new settings, with the old object for each table that is equal."""
+    """Return the new settings, in which tables that are equal to old ones are replaced by the old objects."""
     found: dict[str, object] = {}
     for name in REPEATED:
         before, after = getattr(old, name), getattr(new, name)

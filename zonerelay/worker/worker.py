@@ -60,8 +60,8 @@ IN_BIN = "dropped mail is kept for a day, so that `zonerelay undo` can restore i
 
 
 async def until_empty(store: Store, tell: Callable[[str], None]) -> None:
-    """Return when the store is empty, into which no listener writes mail. `tell(left)` is called when the
-    reason changes why a store without deliveries is not empty.
+    """Wait until the store, in which no listener stores new mail, is empty. `tell(left)` is called when there
+    is a new reason why a store without deliveries is not empty.
     """
     empty, reported = 0, ""
     while empty < 2:
@@ -81,13 +81,15 @@ async def until_empty(store: Store, tell: Callable[[str], None]) -> None:
 
 
 def _trouble(store: Store) -> str:
-    """Return damage and losses that are not dismissed. A full disk is not a reason to stay."""
+    """Describe damage and losses that were not dismissed. A full disk does not prevent a worker from
+    ending.
+    """
     return "; ".join(text for text in store.problems() if text != store.unhealthy())
 
 
 class Worker:
-    """A running worker and its parts. `settings` are the active ones. `opened` are the endpoints for
-    operators. `running` holds what `stop` ends, which is to be called once.
+    """A running relay in one process, with all its parts. `settings` are the active ones. `opened` are the
+    endpoints for operators. `running` holds what `stop` ends, which is to be called once.
 
     Data flows in one direction, so a part receives the parts before it. If an earlier part needs a later one,
     it receives a function that calls the later part. No such function is called before all parts exist.
@@ -107,7 +109,7 @@ class Worker:
         open_http: OpenHttp,
         share_failure: Callable[[str], None],
     ) -> None:
-        """Create the parts. None of them does anything yet."""
+        """Create all parts of the worker. None of them does anything yet."""
         self.tables, self.context, self.queue, self.history = tables, context, queue, history
         self.settings, self.zones = settings, zones = tables.settings, tables.zones
         self.identity, self.events = identity, events = context.identity, context.events
@@ -234,19 +236,19 @@ class Worker:
         self.dropped = Bin(self.operations, self.clock_watch.skipped)
 
     def stored(self, deliveries: Sequence[Delivery], is_next: bool) -> int:
-        """Take new mail or new events that are durable (`store.contract.Stored`)."""
+        """Pass new durable deliveries to the scheduler, or to the webhooks if they are events."""
         to = self.scheduler if deliveries[0].queue.is_mail else self.webhooks
         return 0 if to is None else to.stored(deliveries, is_next)
 
     def on_news(self, name: QueueName) -> None:
-        """Claim mail that other workers have left, some of it new and some deferred."""
+        """Claim mail that other workers have left in a queue, some of it new and some deferred."""
         if name.is_mail:
             self.scheduler.wake(name)
         elif self.webhooks is not None:
             self.webhooks.notify()
 
     def on_lost(self, keys: Collection[DeliveryKey]) -> None:
-        """Forget the waiting deliveries whose claims others have taken over. Attempts in progress end by
+        """Remove waiting deliveries whose claims other relays have taken over. Attempts in progress end by
         themselves.
         """
         self.ids.renumber(number_of(self.settings, self.identity.index, self.store))
@@ -258,8 +260,8 @@ class Worker:
     # ---- reload -----------------------------------------------------------------------------------
 
     async def reload(self, settings: Settings) -> str:
-        """Apply changes that need no restart, and report the others and failures. Return the reason of a
-        refusal, or `""`.
+        """Apply changes of the settings that need no restart, and report failures and the other changes.
+        Return the reason of a refusal, or `""`.
 
         Reloads run one at a time, and none once the relay stops, because a listener that is being started
         would be left open.
@@ -268,7 +270,7 @@ class Worker:
             return "" if self.draining else await self._reload(settings)
 
     def refuse(self, why: str, problems: int = 1) -> str:
-        """Keep the old configuration and return `why`."""
+        """Keep the old configuration, report `why` as the reason, and return it."""
         self.problems = (
             f"the configuration file is invalid, so the previous configuration stays active: {why}",
         )
@@ -309,7 +311,7 @@ class Worker:
     # ---- stop -------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """End everything, in the reverse order of its start."""
+        """Stop all parts in the reverse order of their start."""
         self.draining = True
         self.events.lifecycle("stopping")
         self._left()
@@ -340,7 +342,9 @@ class Worker:
         await self.webhooks.configure(settings.webhook)
 
     async def close_webhooks(self) -> None:
-        """Close the webhooks, before the settler, which writes the outcomes of the last events."""
+        """Close the webhooks. The settler must be closed later, because it writes the outcomes of the last
+        events.
+        """
         if self.webhooks is not None:
             await self.webhooks.close()
 
@@ -349,7 +353,7 @@ class Worker:
         await self.settler.close()
 
     def note_left_over(self, left: str) -> None:
-        """Record the reason to keep the spool of a removed worker although it contains no delivery."""
+        """Record and report why the spool of a removed worker is kept although it contains no delivery."""
         spool = name_of(self.identity.index)
         self._left_over = (
             left and f"the spool {spool} is kept; it contains no delivery that can be attempted, but {left}"
@@ -396,13 +400,15 @@ class Worker:
 
 
 def retry_of(settings: Settings, outbox: OutboxSettings, context: WorkerContext) -> RetryPolicy:
-    """Return the retry policy. Raise ValueError with a message if an operator's function cannot be loaded."""
+    """Return the retry policy with the settings of zones and of the outbox. Raise ValueError with a message
+    if an operator's function cannot be loaded.
+    """
     given = settings.retry, settings.bounce, settings.zone
     return build_retry(*given, random=context.random, events=context.events, row_attempts=outbox.max_attempts)
 
 
 def _usage_records(settings: Settings, context: WorkerContext) -> RecordStore:
-    """Return the store in which the usage of users is counted. Raise StoreOpenError."""
+    """Return the store of the counts that users' quotas need. Raise StoreOpenError."""
     shared = open_record_store(settings, context.environment)
     if shared is not None:
         return shared

@@ -44,7 +44,7 @@ def seal(password: str, key: bytes, nonce: bytes, *, host: str, port: int, user:
 
 
 def unseal(sealed: str, keys: Sequence[bytes], *, host: str, port: int, user: str) -> str:
-    """Decrypt a password. Raises PasswordError."""
+    """Decrypt a mailbox password; the host, port and user are authenticated with it. Raises PasswordError."""
     if not sealed.startswith(PREFIX) or len(sealed) > MAX_SEALED:
         raise PasswordError("was not written by zonerelay outbox encrypt-password")
     try:
@@ -69,6 +69,6 @@ def _bound(host: str, port: int, user: str) -> bytes:
 
 
 def _unbase64(text: str) -> bytes:
-    """Decode base64 of either alphabet, with or without padding. Raises ValueError."""
+    """Decode base64 in the standard or the URL-safe alphabet, with or without padding. Raises ValueError."""
     plain = text.rstrip("=").replace("-", "+").replace("_", "/")
     return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)

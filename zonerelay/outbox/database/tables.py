@@ -30,8 +30,8 @@ class TableNames(msgspec.Struct, frozen=True):
         return f"{self.schema}_{self.messages}"
 
     def quoted(self, name: str) -> str:
-        """Return the quoted name of a table or function for a statement. The configuration has checked the
-        names.
+        """Return a table's or function's name, with the schema and in quotes, for use in a statement. The
+        names were checked with the configuration.
         """
         return f'"{self.schema}"."{name}"'
 
@@ -105,7 +105,9 @@ CREATE TRIGGER {prefix}_again AFTER UPDATE OF status ON {messages} FOR EACH ROW
 
 
 def _columns_of(table: str) -> dict[str, str]:
-    """Return the columns of a table as declared above, with the names of types as PostgreSQL shows them."""
+    """Return the columns of a table from the declaration above, with the names of types as PostgreSQL reports
+    them.
+    """
     found = re.findall(r"^    (\w+) ([\w\[\]]+)", _COLUMNS[table], re.MULTILINE)
     return {name: "timestamp with time zone" if kind == "timestamptz" else kind for name, kind in found}
 
@@ -219,7 +221,7 @@ async def _columns(fetch: Fetch, names: TableNames, table: str) -> dict[str, str
 
 
 async def create(link: DatabaseConnection, names: TableNames) -> None:
-    """Create the schema and the tables, unless there are some. One relay at a time does it."""
+    """Create the schema and the tables, unless they exist. Only one relay at a time does this."""
     async with link.transaction() as fetch:
         await fetch("SELECT pg_advisory_xact_lock(hashtext($1))", f"zonerelay outbox {names.channel}")
         if not await fetch("SELECT 1 FROM pg_namespace WHERE nspname = $1", names.schema):
@@ -230,8 +232,8 @@ async def create(link: DatabaseConnection, names: TableNames) -> None:
 
 
 async def check(link: DatabaseConnection, names: TableNames) -> bool:
-    """Return whether the messages have a priority. Raise StoreOpenError if this relay cannot work with the
-    tables, which lists every column that is missing or has another type.
+    """Check the columns of the tables, and return whether the messages table has a priority column. Raise
+    StoreOpenError with a list of every column that is missing or has another type.
     """
     ((encoding,),) = await link.fetch("SELECT current_setting('server_encoding')")
     wrong = [] if encoding == "UTF8" else [f"the database's encoding is {encoding}, not UTF8"]

@@ -1,3 +1,3 @@
-"""The rows that this relay processes: `row` is one row, `claims` claims, reads and writes rows, and
-`mailboxes` has the mailboxes that they name.
+"""Processes outbox rows: `row` represents one row, `claims` claims, reads and writes rows, and `mailboxes`
+manages the mailboxes that they name.
 """

@@ -1,4 +1,4 @@
-"""Claims rows, reads the others, and writes outcomes.
+"""Claims rows, reads rows that are not claimed, and writes outcomes to rows.
 
 `OutboxClaims` claims rows in batches, after each notification of new rows and at least once per poll
 interval. Strategies (policy → the harm it prevents):
@@ -69,7 +69,7 @@ class OutboxReader:
         return size
 
     async def content(self, row: int) -> RowContent:
-        """Read the texts of a row. Check its `size` first."""
+        """Read the text columns of a row. Callers check its `size` first."""
         return RowContent(*await self._existing(self._statements.content, row))
 
     async def _existing(self, statement: str, row: int) -> Columns:
@@ -79,11 +79,11 @@ class OutboxReader:
         return found[0]
 
     async def row(self, row: int) -> Row | None:
-        """Return an open row, leaving out the recipients that are being attempted. Raises BadRowError."""
+        """Return an open row without the recipients that are being attempted, or None. Raises BadRowError."""
         return self._one(await self._keeper.fetch(self._statements.one, row))
 
     async def lock(self, row: int, session: str) -> Row | None:
-        """Claim a queued row. Raises BadRowError."""
+        """Claim a queued row and return it, or None if it cannot be claimed. Raises BadRowError."""
         return self._one(await self._keeper.fetch(self._statements.lock, row, session))
 
     def _one(self, rows: Sequence[Columns]) -> Row | None:
@@ -92,7 +92,9 @@ class OutboxReader:
     # --- all rows
 
     async def scan(self, queue: QueueName | None, first: int) -> AsyncGenerator[Delivery, None]:
-        """Yield the open deliveries in the order of rows, from the row `first` on. Invalid rows have none."""
+        """Yield the open deliveries of a queue, or of all queues, in the order of rows, beginning with the
+        row `first`. Invalid rows have none.
+        """
         last = first - 1
         name = None if queue is None else queue.text
         while rows := await self._keeper.fetch(self._statements.scan, last, name, self._around.settings.zone):
@@ -155,11 +157,11 @@ class OutboxWriter:
         await asyncio.shield(self._ends.setdefault((write.id, write.token), end))
 
     def has(self, row: int, token: str) -> bool:
-        """Return whether a write of this claim is pending."""
+        """Return whether a write for this row and claim is pending."""
         return (row, token) in self._waiting
 
     def forget(self) -> None:
-        """Drop all writes, because every claim was lost."""
+        """Discard all pending writes, because every claim was lost."""
         self._done(list(self._waiting.values()), set())
 
     async def close(self, timeout: float) -> None:
@@ -227,7 +229,7 @@ RESERVE = 2000
 
 
 class ClaimWindow:
-    """Counts the claimed rows by queue and limits them.
+    """Counts the claimed rows of each queue and limits them.
 
     A queue belongs to a zone or a mailbox, and to one priority. Policies:
 
@@ -253,7 +255,7 @@ class ClaimWindow:
         return self._counts.keys()
 
     def full(self) -> Collection[QueueName]:
-        """Return the queues that must not claim at present."""
+        """Return the queues that must not claim more rows at present."""
         share = self._share()
         self._full = {
             queue
@@ -263,8 +265,8 @@ class ClaimWindow:
         return self._full
 
     def room(self) -> int:
-        """Return how many rows to claim next. All of a batch may belong to one queue, so it is at most one
-        share.
+        """Return the number of rows to claim next. All of a batch may belong to one queue, so it is at most
+        one share.
         """
         room = min(BATCH, self._share(), MOST + RESERVE - self._total)
         self._wants_room = room <= 0
@@ -278,7 +280,7 @@ class ClaimWindow:
         self._total += 1
 
     def remove(self, queue: QueueName) -> bool:
-        """Count a row less for the queue, and return whether it is worth claiming more."""
+        """Reduce the count of a queue by one row, and return whether more rows should be claimed now."""
         left = self._counts[queue] - 1
         if left:
             self._counts[queue] = left
@@ -292,8 +294,8 @@ class ClaimWindow:
 
 
 class OutboxClaims:
-    """Claims rows, and holds the claims and the deliveries that can be attempted. `forget` is called with the
-    message id of each row that this relay no longer has.
+    """Claims rows, and stores the claims and the deliveries that can be attempted. `forget` is called with
+    the message id of each row that this relay no longer has.
     """
 
     def __init__(
@@ -325,11 +327,11 @@ class OutboxClaims:
     # --- the claimer
 
     def look(self) -> None:
-        """Schedule a search for rows to claim."""
+        """Schedule a search for claimable rows without delay."""
         self._wanted.set()
 
     def doubt(self) -> None:
-        """Note that a row may have been claimed whose response was lost."""
+        """Record that a row may have been claimed by a statement whose response was lost."""
         self._in_doubt = True
         self.look()
 
@@ -459,7 +461,7 @@ class OutboxClaims:
         return mailbox
 
     def refuse(self, row: Row, problem: str) -> None:
-        """Fail a claimed row that has proved to be invalid."""
+        """Set a claimed row that has proved to be invalid to failed."""
         for key in keys_of(row):
             self.withdraw(key)
         row.out.clear()
@@ -470,7 +472,7 @@ class OutboxClaims:
         self.writer.put(RowWrite(row, token, FAILED, attempts, problem, None, None))
 
     def _written(self, write: RowWrite, kept: bool) -> None:
-        """Process a completed write. `kept` is false if another relay has the row."""
+        """Update the claims after a write to a row. `kept` is false if another relay has the row."""
         row = self.rows.get(row_id(write.id))
         if row is not None and row.token == write.token:
             if not kept:
@@ -483,7 +485,7 @@ class OutboxClaims:
             self._around.events.metrics.outbox_finished.add((write.status,))
 
     def _finished(self, row: Row) -> None:
-        """Forget a row whose last attempt has ended."""
+        """Remove the claim of a row whose last attempt has ended."""
         del self.rows[row.message_id]
         self._forget(row.message_id)
         if self._window.remove(row.queue):
@@ -492,7 +494,7 @@ class OutboxClaims:
             self._ready.pop(row.queue, None)
 
     def lose(self, rows: Collection[Row]) -> None:
-        """Forget rows that other relays have claimed, or that were changed manually."""
+        """Remove the claims of rows that other relays have claimed, or that were changed manually."""
         rows = [row for row in rows if self.rows.get(row.message_id) is row]
         attempted = self._attempted(rows)
         for row in rows:
@@ -512,7 +514,9 @@ class OutboxClaims:
     # --- failures of the database
 
     def _paused(self) -> None:
-        """Start no new attempts. The claims stay with this relay until the lease ends."""
+        """Prevent new attempts of claimed deliveries. The claims stay with this relay until the lease
+        ends.
+        """
         if attempted := self._attempted(self.rows.values()):
             self._around.on_lost(attempted)
 
@@ -536,7 +540,9 @@ class OutboxClaims:
         since: MessageId | None = None,
         domain: str | None = None,
     ) -> list[Delivery]:
-        """Take deliveries as `QueueStore.claim` does. No row is new mail."""
+        """Return deliveries of claimed rows for an attempt, as `QueueStore.claim` does. Rows never count as
+        new mail.
+        """
         ready = self._ready.get(queue)
         if ready is None or since is not None or not self._keeper.may_begin:
             return []
@@ -551,7 +557,7 @@ class OutboxClaims:
         return found
 
     def _attempted(self, rows: Iterable[Row]) -> list[DeliveryKey]:
-        """Return the deliveries that were taken and are neither given back nor settled."""
+        """Return the deliveries of these rows that were taken and neither returned nor settled."""
         return [key for row in rows for key in keys_of(row) if key not in self._ready[row.queue]]
 
     def settled(self, key: DeliveryKey) -> Row | None:
@@ -567,6 +573,8 @@ class OutboxClaims:
             self._ready[key.queue][key] = row.delivery(key.recipient, due=True)
 
     def withdraw(self, key: DeliveryKey) -> None:
-        """Remove a delivery, because an operator has changed it, or its row has left."""
+        """Remove a delivery from those that can be attempted, because an operator has changed it or its row
+        was removed.
+        """
         if key.queue in self._ready:
             self._ready[key.queue].pop(key, None)

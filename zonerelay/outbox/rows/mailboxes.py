@@ -28,7 +28,7 @@ _MODES = ("starttls", "implicit", "none")
 
 @dataclass(frozen=True, slots=True)
 class Mailbox:
-    """A mailbox as stored in the table."""
+    """A mailbox through which rows are sent, as stored in the table."""
 
     id: int
     from_address: str
@@ -89,8 +89,8 @@ class Mailbox:
 
 
 class ZoneHost(Protocol):
-    """The part of the scheduler that mailboxes need. `dismiss` returns false while mail of the zone is being
-    processed.
+    """The part of the scheduler that `Mailboxes` uses (a Protocol). `dismiss` returns false while mail of the
+    zone is being processed.
     """
 
     def provide(self, zone: ZoneSettings) -> None: ...
@@ -101,7 +101,7 @@ class ZoneHost(Protocol):
 
 
 class LoginHost(Protocol):
-    """The part of `delivery.logins.Logins` that mailboxes need."""
+    """The part of `delivery.auth.logins.Logins` that `Mailboxes` uses (a Protocol)."""
 
     def provide(self, credential: CredentialSettings) -> None: ...
 
@@ -111,8 +111,8 @@ class LoginHost(Protocol):
 
 
 class Mailboxes:
-    """Manages the mailboxes in use, by zone. Each is a zone and a login of the relay. Call `attach` first.
-    The first of `keys` encrypts, and all of them decrypt.
+    """Manages the mailboxes in use, and provides a zone and a login of the relay for each. Each is a zone and
+    a login of the relay. Call `attach` first. The first of `keys` encrypts, and all of them decrypt.
     """
 
     _zones: ZoneHost
@@ -133,7 +133,7 @@ class Mailboxes:
         return [mailbox.id for mailbox in self._known.values()]
 
     def found(self, mailboxes: Iterable[Mailbox]) -> None:
-        """Store mailboxes as the table has them at present."""
+        """Update mailboxes from the current rows of the table."""
         for mailbox in mailboxes:
             old = self._known.get(mailbox.zone)
             if old == mailbox:
@@ -152,19 +152,21 @@ class Mailboxes:
                 self._zones.resume(mailbox.zone)
 
     def gone(self, ids: Collection[int]) -> None:
-        """Forget mailboxes that are no longer in the table. Rows that name them are invalid."""
+        """Remove mailboxes that are no longer in the table. Rows that name them are invalid."""
         for mailbox in ids:
             self._known.pop(mailbox_zone(mailbox), None)
 
     def use(self, zone: str) -> Mailbox | None:
-        """Return the mailbox of a zone, and note that it has a row."""
+        """Return the mailbox of a zone, and record that it is in use."""
         mailbox = self._known.get(zone)
         if mailbox is not None:
             self._used[zone] = self._monotonic()
         return mailbox
 
     def forget_idle(self, busy: Collection[str]) -> None:
-        """Forget unused mailboxes. `busy` has the zones with rows that this relay has claimed."""
+        """Remove the zones and logins of unused mailboxes. `busy` has the zones with rows that this relay has
+        claimed.
+        """
         limit = self._monotonic() - IDLE
         for zone, used in list(self._used.items()):
             if used > limit or zone in busy:
@@ -191,7 +193,9 @@ class Mailboxes:
 
 
 def _host(text: str) -> str | None:
-    """Return the host as connections need it, or `None` if it is neither a name nor an address."""
+    """Return the host of a mailbox in the form that connections need, or `None` if it is neither a name nor
+    an address.
+    """
     plain = text.removeprefix("[").removesuffix("]")
     try:
         return plain if is_address(plain) else ascii_domain(plain)

@@ -71,7 +71,9 @@ _States = dict[str, RecipientProgress]
 
 
 class RowWrite(NamedTuple):
-    """The values to be written to a row. `delay` is in seconds; `None` means at once, or never again."""
+    """The values to write to a row. `delay` is the number of seconds until the next attempt; `None` means at
+    once, or never again.
+    """
 
     id: int
     token: str
@@ -94,8 +96,8 @@ def read_states(json: str | None) -> _States:
 
 @dataclass(eq=False)
 class Row:
-    """A row that this relay has claimed. `out` has the recipients that wait in this relay or are being
-    attempted. `content` is set for small rows.
+    """A row that this relay has claimed or read. `out` has the recipients that wait in this relay or are
+    being attempted. `content` is set for small rows.
     """
 
     id: int
@@ -233,7 +235,7 @@ def read_row(columns: Columns, default_zone: str) -> Row:
 
 
 def put_off(columns: Columns, problem: str) -> RowWrite:
-    """Return the write that postpones a row until another problem has been corrected."""
+    """Return the write that postpones a row until its problem has been corrected."""
     return RowWrite(columns[0], columns[1], QUEUED, columns[4], problem, columns[6], PUT_OFF)
 
 

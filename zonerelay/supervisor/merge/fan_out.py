@@ -47,23 +47,23 @@ StreamItem = MailEvent | StreamGap | TranscriptLine
 
 
 class Relay(Protocol):
-    """The part of `RelayState` that requests to its workers need."""
+    """The part of `RelayState` that requests to workers use (a Protocol)."""
 
     @property
     def shared(self) -> bool:
-        """Whether all workers have one queue."""
+        """Whether all workers share one queue."""
 
     def sockets(self) -> Mapping[int, Path]: ...
 
     def unreachable(self) -> Mapping[int, str]:
-        """Return the workers that cannot be reached now, each with the reason."""
+        """Return the workers that cannot be reached at present, each with the reason."""
 
     def status(self) -> RelayStatus: ...
 
 
 class WorkerAnswers:
-    """Calls workers and collects their responses. All workers get the same id for what they begin, and the
-    same time. `missing` names each worker that did not answer, with the reason.
+    """Calls workers and collects their responses. All workers receive the same operation id and the same
+    time. `missing` names each worker that did not answer, with the reason.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class WorkerAnswers:
         sockets: Mapping[int, Path] | None = None,
         silence: float = SILENCE,
     ) -> None:
-        """Create the caller of all workers that answer, or of those with these `sockets`."""
+        """Prepare a call to all workers that answer, or to those with these `sockets`."""
         self.call = msgspec.structs.replace(
             call, id=call.id or secrets.token_hex(4), at=call.at or time.time()
         )
@@ -105,7 +105,8 @@ class WorkerAnswers:
     async def by_worker(
         self, answer: type[F], workers: Iterable[int], *, in_turn: bool = False
     ) -> dict[int, list[F]]:
-        """Call the workers at the same time, or one after the other, and return their frames of one kind.
+        """Call the workers concurrently, or with `in_turn` one after the other, and return their frames of
+        one kind.
 
         An error of one worker does not fail the call, because others may have carried it out: it is in
         `missing`. It is raised if no worker has any frame.
@@ -134,7 +135,7 @@ class WorkerAnswers:
 
 
 class LiveStream:
-    """A live stream merged from all workers."""
+    """A live stream (`tail` or a transcript) that is merged from those of all workers."""
 
     def __init__(self, relay: Relay, call: OperationCall) -> None:
         self._relay = relay
@@ -203,7 +204,7 @@ class LiveStream:
         await self._items.put(None)
 
     def _over(self, line: TranscriptLine) -> str:
-        """Return the reason why the transcript of all workers ends here, or "" if it continues."""
+        """Return the reason why the merged transcript ends with this line, or "" if it continues."""
         request = self._request
         assert isinstance(request, Transcript)
         self._octets += len(line.text) + 1
@@ -219,9 +220,9 @@ Rows = AsyncGenerator[answers.Frame, None]
 Send = Callable[[answers.Frame], Awaitable[None]]
 
 
-class _Turns:
-    """Sends frames. A delivery that waits for a rate is sent with the turns of all workers, because the mail
-    of all of them shares the rate.
+class _FrameSender:
+    """Sends frames to the client. In rows of deliveries that wait for a rate, the waiting time is corrected,
+    because the mail of all workers shares the rate.
     """
 
     def __init__(self, send: Send, status: Callable[[], Awaitable[answers.RelayStatus]]) -> None:
@@ -262,7 +263,7 @@ class FanOut:
 
     async def handle(self, request: requests.Request, answer: ResponseStream) -> answers.EndFrame:
         operation, asked = operation_of(request), WorkerAnswers(self._relay, answer.call)
-        send = _Turns(answer.send, self._status_now).send
+        send = _FrameSender(answer.send, self._status_now).send
         match operation.merge.how:
             case MergeRule.ALONE:
                 await answer.send(answers.Pong(software=__version__, pid=os.getpid()))
@@ -324,8 +325,9 @@ class FanOut:
         return answers.EndFrame(count=len(rows[:limit]), more=len(rows) > limit, missing=asked.missing)
 
     async def _find(self, asked: WorkerAnswers, send: Send) -> None:
-        """Send the answer of the worker that has the requested object. After a part of its answer, no other
-        worker is asked. An error of another worker is raised only if no worker has the object.
+        """Send the answer of the worker that has the requested object. Once a worker has sent a part of its
+        answer, no other worker is asked. An error of another worker is raised only if no worker has the
+        object.
         """
         first = int(getattr(asked.call.request, "message_id", "00")[-2:], 16)
         refused, is_begun = list[ControlError](), False
@@ -365,7 +367,7 @@ class FanOut:
         return self._whole_status(asked, await asked.by_worker(answers.RelayStatus, asked.workers))
 
     def _workers(self, operation: Operation, asked: WorkerAnswers) -> Sequence[int]:
-        """Return the workers to query. Each worker sees all of a shared queue."""
+        """Return the workers to query. A shared queue is queried at one worker, which sees all of it."""
         workers = asked.workers
         return workers[:1] if operation.merge.of_queue and self._relay.shared else workers
 
@@ -383,7 +385,7 @@ async def _begin(streams: dict[int, Rows], heads: dict[int, Any], missed: dict[i
 
 
 async def _advance(worker: int, streams: dict[int, Rows], heads: dict[int, Any]) -> None:
-    """Read the next row of this worker into `heads`, if there is one."""
+    """Read the next delivery row of this worker into `heads`, if there is one."""
     async for frame in streams[worker]:
         if isinstance(frame, answers.DeliveryRow):
             heads[worker] = frame

@@ -44,8 +44,8 @@ def _gathered(rows: Iterable[S], rule: Merge, request: Request | None = None) ->
 def merged(
     rows: Sequence[S], rule: Merge, whole: S | None = None, request: Request | None = None, **more: object
 ) -> S:
-    """Return `whole`, or the row that the rule selects, with the fields that the rule computes from all rows.
-    If no row has a value of a field, its own value stays.
+    """Return `whole`, or else the row that the rule selects, with the fields that the rule computes from all
+    rows. A field without a value in any row is not changed.
     """
     if whole is None:
         whole = max(rows, key=lambda row: _rank(getattr(row, rule.worst))) if rule.worst else rows[0]
@@ -73,19 +73,21 @@ def merged(
 
 
 def _rank(value: Any) -> Any:
-    """Return the sort key of a value: `None` comes first, and members of an enum are in their order."""
+    """Return a sort key for a value. `None` comes first, and enum members have the order of their
+    definition.
+    """
     return list(type(value)).index(value) if isinstance(value, Enum) else value or 0
 
 
 def _joined(values: Sequence[Any]) -> object:
-    """Join different texts into one, or tuples of texts into one without repetitions."""
+    """Join the different texts into one, or tuples into one tuple without repetitions."""
     if isinstance(values[0], tuple):
         return tuple(dict.fromkeys(chain.from_iterable(values)))
     return "; ".join(dict.fromkeys(filter(None, values)))
 
 
 def _alike(rows: Iterable[S], key: Callable[[S], object]) -> list[list[S]]:
-    """Return the rows in groups that have the same key."""
+    """Group the rows that have the same key."""
     groups: dict[object, list[S]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
@@ -93,7 +95,7 @@ def _alike(rows: Iterable[S], key: Callable[[S], object]) -> list[list[S]]:
 
 
 def _fields(names: str) -> Callable[[Any], object]:
-    """Return a function that returns the values of these fields."""
+    """Return a function that reads the fields with these names."""
     return attrgetter(*names.split()) if names else lambda _: None
 
 
@@ -141,14 +143,16 @@ def merge_status(
 
 
 def _by_minute(parts: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    """Return the sums for each minute. The last minutes of all workers are the same."""
+    """Return the sums of the workers' counts for each minute. The last entries of all workers are for the
+    same minute.
+    """
     sums = [sum(minute) for minute in zip_longest(*map(reversed, parts), fillvalue=0)]
     return tuple(sums[::-1])
 
 
 def _usual(parts: Mapping[int, str]) -> str:
-    """Merge messages of workers: the most frequent one first, then the others with the number of their
-    worker.
+    """Merge the messages of workers: the most frequent one first, then all others, each with the number of
+    its worker.
     """
     said = [text for text in parts.values() if text]
     usual = max(said, key=said.count, default="")
@@ -161,7 +165,7 @@ def _sum(zones: Sequence[answers.ZoneStatus]) -> answers.ZoneStatus:
 
 
 def _same_queue(zones: Sequence[answers.ZoneStatus]) -> answers.ZoneStatus:
-    """Merge counts of a shared queue, of which each worker counts all deliveries but knows only its own
+    """Merge the counts of a shared queue. Each worker counts all deliveries but knows only its own
     attempts.
     """
     total = max(zone.ready + zone.active + zone.deferred + zone.held + zone.suspended for zone in zones)
@@ -192,12 +196,16 @@ def _destinations(
 
 
 def _place(row: answers.DestinationStatus) -> tuple[str, str]:
-    """Return what identifies a destination. Workers may have seen it first under different names."""
+    """Return the zone and hosts that identify a destination. Workers may have seen it first under different
+    names.
+    """
     return row.zone, row.hosts or f"{row.destination} "
 
 
 def _turns_seconds(rows: Sequence[answers.DestinationStatus], *, shared: bool) -> float | None:
-    """Return when all mail has had a turn: the mail of workers that have a turn left waits as well."""
+    """Return the number of seconds until the rate has allowed all waiting mail of a destination. The mail of
+    workers without an estimate of their own is included.
+    """
     intervals = [row.turns_seconds / max(row.ready, 1) for row in rows if row.turns_seconds is not None]
     ready = [row.ready for row in rows]
     return max(intervals) * (max(ready) if shared else sum(ready)) if intervals else None
@@ -214,7 +222,7 @@ def merge_changed(parts: Sequence[answers.ChangeResult]) -> answers.ChangeResult
 
 
 def merge_summaries(parts: Sequence[answers.Summary]) -> answers.Summary:
-    """Merge summaries, and count no more keys than one worker would."""
+    """Merge the summaries of all workers, with at most as many keys as one worker reports."""
     first = parts[0]
     other = none = [0] * (len(first.minutes) + 1)
     found: dict[str, list[int]] = {}

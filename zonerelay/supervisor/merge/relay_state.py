@@ -1,5 +1,5 @@
-"""The state of the relay in the supervisor: its workers, their control sockets and its problems, and also
-`/metrics` and `/readyz` for all workers together.
+"""Tracks the state of the relay in the supervisor: workers, control sockets, problems, and `/metrics` and
+`/readyz` for all workers together.
 
 Each scrape queries all workers at the same time. A worker that does not answer within `METRICS_TIMEOUT`
 counts with its last metrics. The relay is ready if at least one worker accepts connections, and every worker
@@ -65,7 +65,7 @@ class RelayState:
         return [member for _, member in sorted(self.workers.members.items())]
 
     def sockets(self) -> dict[int, Path]:
-        """Return the control sockets of the workers that answer, by index."""
+        """Return the control sockets of the workers that can answer, by index."""
         return {m.index: control_socket_path(self.settings, m.index) for m in self.members() if m.answers}
 
     def running(self) -> dict[int, Path]:
@@ -77,7 +77,7 @@ class RelayState:
         }
 
     def submission(self) -> tuple[Path, ...]:
-        """Return the sockets on which workers accept mail from the HTTP server."""
+        """Return the sockets of workers on which the HTTP server submits mail."""
         return tuple(submission_socket_path(self.settings, worker) for worker in self.running())
 
     def unreachable(self) -> dict[int, str]:

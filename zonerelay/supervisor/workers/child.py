@@ -18,8 +18,8 @@ MAX_PACKET = 1024 * 1024
 
 
 class Child:
-    """A worker's process. `heard` is called with each packet, and `ended` once with the exit status, which is
-    negative for a signal.
+    """A worker's process, as seen by the supervisor. `heard` is called with each packet, and `ended` once
+    with the exit status, which is negative for a signal.
     """
 
     def __init__(self, heard: Callable[[str], None], ended: Callable[[int], None]) -> None:
@@ -61,7 +61,7 @@ class Child:
                 os.kill(self._process.pid, number)
 
     def tell(self, packet: str) -> None:
-        """Send a packet, which is lost if the process does not read."""
+        """Send a packet to the process. It is lost if the process does not read."""
         if self._channel is not None:
             with contextlib.suppress(OSError):
                 self._channel.send(packet.encode())
@@ -93,7 +93,7 @@ class Child:
 
 
 def ending(status: int, *, killed_because: str = "", last_words: str = "") -> str:
-    """Describe how a process ended. A negative `status` is a signal, as in asyncio."""
+    """Describe how a process ended, for the log. A negative `status` is a signal, as in asyncio."""
     if status < 0:
         try:
             name = signal.Signals(-status).name

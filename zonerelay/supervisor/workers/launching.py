@@ -73,12 +73,12 @@ class Launcher:
         return command, environment, (self.held, *descriptors)
 
     def begin(self, text: bytes) -> None:
-        """Write the configuration that is used for the start. Raise OSError."""
+        """Write the configuration with which the relay starts, for new workers to read. Raise OSError."""
         self._put(self._at_start, text)
         self._put(self._config, text)
 
     def put_in_force(self, text: bytes, settings: Settings) -> None:
-        """Write the configuration that new workers read, completely or not at all. Raise OSError."""
+        """Replace the configuration file that new workers read, atomically. Raise OSError."""
         if text != self._texts[self._config]:
             self._put(self._config, text)
         self.settings = settings

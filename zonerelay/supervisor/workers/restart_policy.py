@@ -44,7 +44,7 @@ class WorkerPhase(enum.StrEnum):
 
 
 class Action(enum.Enum):
-    """The next action on a worker's process."""
+    """The actions that a restart policy requests for a worker's process."""
 
     START = enum.auto()
     TERMINATE = enum.auto()
@@ -60,7 +60,7 @@ class WorkerTimeouts(msgspec.Struct, frozen=True):
 
 
 class RestartPolicy:
-    """Decides when one worker is restarted. `starts` counts them."""
+    """Decides when one worker is started, stopped and restarted. `starts` counts its starts."""
 
     def __init__(self, timeouts: WorkerTimeouts, now: float) -> None:
         self.timeouts = timeouts
@@ -82,16 +82,16 @@ class RestartPolicy:
         return max(self.starts - 1, 0)
 
     def is_well(self, now: float) -> bool:
-        """Return whether the worker runs and was not restarted a moment ago, so that its death would be a new
-        problem.
+        """Return whether the worker is running and its last death, if any, is long enough ago that another
+        one would be a new problem.
         """
         return self.phase is WorkerPhase.RUNNING and (self.deaths == 0 or now - self._ready > WELL_AFTER)
 
     # Due actions
 
     def due(self, now: float, *, late: bool = False) -> Action | None:
-        """Return the action that is due; another SIGKILL has no effect. `late` is true if the caller itself
-        was not running since its last call.
+        """Return the action that is due for the process, or None. Repeated calls may return the same SIGKILL,
+        which has no further effect. `late` is true if the caller itself was not running since its last call.
         """
         if late:
             self._heard = now
@@ -112,7 +112,7 @@ class RestartPolicy:
     # Commands
 
     def stop(self, now: float) -> Action | None:
-        """Stop the worker for good. Return the action for its process."""
+        """Stop the worker permanently. Return the action for its process."""
         self.wanted = False
         return self.restart(now)
 
@@ -143,12 +143,12 @@ class RestartPolicy:
         self._heard = now
 
     def stopping(self, now: float) -> None:
-        """Note that the worker stops because another process than the supervisor stops it."""
+        """Record that the worker is stopping without a request of the supervisor."""
         if self.phase in (WorkerPhase.STARTING, WorkerPhase.RUNNING):
             self._enter(WorkerPhase.STOPPING, now)
 
     def ended(self, now: float, *, finished: bool = False) -> None:
-        """Note that the process has ended. `finished` is true if the worker has nothing left to do."""
+        """Record that the process has ended. `finished` is true if the worker has nothing left to do."""
         asked = self.phase is WorkerPhase.STOPPING
         ran_well = self.phase in (WorkerPhase.RUNNING, WorkerPhase.HUNG) and now - self._ready > WELL_AFTER
         self.wanted = self.wanted and not finished
@@ -164,20 +164,20 @@ class RestartPolicy:
 
 
 def pause(deaths: int) -> float:
-    """Return the seconds before the next start, after this number of consecutive deaths."""
+    """Return the number of seconds to wait before the next start, after this number of consecutive deaths."""
     return 0.0 if deaths == 0 else float(min(FIRST_PAUSE * 2.0 ** min(deaths - 1, 20), LONGEST_PAUSE))
 
 
 def rolling_restart(
     workers: Iterable[int], policies: Callable[[], Mapping[int, RestartPolicy]], now: Callable[[], float]
 ) -> Generator[int | None, None, int | None]:
-    """Yield the index of each worker when it is to be replaced, and None while the restart has to wait.
+    """Yield the index of each worker when it should be replaced, and None while the restart has to wait.
     Return the worker that did not come up, or None.
     """
     left, replaced = sorted(workers), dict[int, int]()
 
     def fallen() -> int | None:
-        """Return a worker that was ready and has died since, or None."""
+        """Return a replaced worker that was ready and has died since, or None."""
         there = policies()
         died = (each for each, deaths in replaced.items() if each in there and there[each].deaths > deaths)
         return next(died, None)
@@ -204,13 +204,15 @@ def rolling_restart(
 
 
 def _is_up(policy: RestartPolicy, starts: int, now: float) -> bool:
-    """Return whether the worker has run for a while since it had been started this often."""
+    """Return whether the worker was started more than `starts` times and has been running for a while
+    since.
+    """
     return policy.starts > starts and policy.phase is WorkerPhase.RUNNING and now - policy.since >= STEADY
 
 
 def _can_be_spared(worker: int, policies: Mapping[int, RestartPolicy]) -> bool:
-    """Return whether another worker accepts the clients, or none will soon, in which case they wait in the
-    socket's queue.
+    """Return whether a worker may be stopped: another worker accepts connections, or none of them will soon.
+    In the second case clients wait in the socket's queue.
     """
     others = [policy for other, policy in policies.items() if other != worker]
     return any(policy.phase is WorkerPhase.RUNNING for policy in others) or all(

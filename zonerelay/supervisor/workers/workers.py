@@ -1,4 +1,4 @@
-"""All workers of the relay: the supervisor starts, watches, restarts, replaces and stops their processes.
+"""Manages all worker processes: the supervisor starts, watches, restarts, replaces and stops them.
 
 One task (`run`) takes every step that the restart policies require. Signals, exits and packets only wake it.
 Promise: no process outlives the supervisor's run unnoticed, and a spool never has two processes, because a
@@ -53,7 +53,7 @@ class SupervisedWorker(msgspec.Struct):
 
     @property
     def answers(self) -> bool:
-        """Whether its control socket is open."""
+        """Whether the worker's control socket is open."""
         return self.policy.phase in (WorkerPhase.RUNNING, WorkerPhase.HUNG, WorkerPhase.STOPPING)
 
     def status(self, now: float) -> WorkerStatus:
@@ -99,7 +99,7 @@ Launch = Callable[[int, bool], tuple[Sequence[str], Mapping[str, str], Sequence[
 
 @dataclass(eq=False, repr=False)
 class Workers:
-    """Starts, watches, restarts and stops all workers."""
+    """Starts, watches, restarts and stops all worker processes."""
 
     _: KW_ONLY
     launch: Launch
@@ -125,8 +125,8 @@ class Workers:
         return {index: each.policy for index, each in self.members.items() if not each.drains_spool}
 
     def employ(self, workers: int, draining: Sequence[int] = ()) -> None:
-        """Set the number of workers, and the indexes of the workers that only drain their spools. Other
-        workers that accept connections end.
+        """Set the number of workers and the indexes of the workers that only drain their spools. All others
+        are stopped.
         """
         stay = (*range(workers), *draining)
         for index in stay:
@@ -153,8 +153,8 @@ class Workers:
         self.wake()
 
     def replace_draining(self) -> None:
-        """Replace the draining workers that have another configuration. This happens at once, because they
-        have no clients.
+        """Replace the draining workers that run with an older configuration. This happens at once, because
+        they have no clients.
         """
         for member in self.members.values():
             if member.drains_spool and member.edition != self.edition:
@@ -186,14 +186,14 @@ class Workers:
         self._awake.set()
 
     def stop(self) -> None:
-        """Stop all workers for good. `run` returns when all have ended."""
+        """Stop all workers permanently. `run` returns when all have ended."""
         self._stopping = True
         for member in self.members.values():
             self._do(member, member.policy.stop(self.now()))
         self.wake()
 
     def kill(self) -> None:
-        """Kill all processes at once. As in a crash, no mail is lost."""
+        """Kill all worker processes at once. No mail is lost, as in a crash."""
         for member in self.members.values():
             if member.child is not None:
                 member.child.signal(signal.SIGKILL)
