@@ -65,6 +65,8 @@ def test_any_cut_of_the_wire_is_the_same(context: TlsContext, version: ssl.TLSVe
     for piece in cut(client.close()):
         assert client.channel.receive(piece) == b""
     assert client.channel.closed
+    assert client.channel.send(b"") == b""
+    assert client.decrypt(client.channel.send(b"221 2.0.0 Bye\r\n")) == b"221 2.0.0 Bye\r\n"
 
 
 def test_the_handshake_tells_version_and_cipher(context: TlsContext) -> None:

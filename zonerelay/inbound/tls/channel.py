@@ -159,7 +159,7 @@ class TlsChannel:
         """Encrypt `plain`, and return all bytes to send. Never raise an exception: before the handshake is
         complete, and after a fault, only the pending output is returned.
         """
-        if self.info is not None and not self._fault:
+        if plain and self.info is not None and not self._fault:
             try:
                 if len(plain) <= OUTPUT:
                     self._session.write(plain)
