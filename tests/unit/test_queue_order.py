@@ -168,6 +168,14 @@ def test_within_a_backlog_fresh_messages_and_others_take_turns_oldest_first_in_e
     assert names(line) == ["new5", "again1", "new6", "again2", "again3"]
 
 
+def test_an_empty_backlog_has_no_rows_of_its_own() -> None:
+    line = Backlog(set())
+    for due in (0.0, NOW):
+        line.add(delivery(next_attempt=due))
+    assert len(line.drain()) == 2
+    assert line._fresh is line._again is Backlog(set())._fresh
+
+
 def test_withdrawn_mail_leaves_no_names() -> None:
     row = MessageRow()
     some = [delivery(message_id=message(number)) for number in range(3)]

@@ -156,6 +156,10 @@ def _all(group: Delivery | dict[str, Delivery]) -> list[Delivery]:
     return list(group.values()) if isinstance(group, dict) else [group]
 
 
+_NO_MAIL = MessageRow()
+"""Takes the place of rows without mail, which would be a seventh of the memory of a suspended destination."""
+
+
 class Backlog:
     """The queued deliveries of one priority to a destination, in message order. `domains` are those of the
     line.
@@ -165,10 +169,20 @@ class Backlog:
     after it is new, too. With `apart`, the deliveries that are taken together have one domain.
     """
 
-    __slots__ = ("_again", "_again_is_next", "_fresh", "domains", "is_new", "passed_over", "waiting")
+    __slots__ = (
+        "_again",
+        "_again_is_next",
+        "_apart",
+        "_fresh",
+        "domains",
+        "is_new",
+        "passed_over",
+        "waiting",
+    )
 
     def __init__(self, domains: Collection[str], *, apart: bool = False) -> None:
-        self._fresh, self._again = MessageRow(apart=apart), MessageRow(apart=apart)
+        self._apart = apart
+        self._fresh = self._again = _NO_MAIL
         self._again_is_next = False
         self.waiting = 0
         self.domains = domains
@@ -183,8 +197,12 @@ class Backlog:
     def add(self, delivery: Delivery, since: MessageId | None = None) -> None:
         """Add a delivery. Messages older than `since` are backlog (`zone/window.py`)."""
         if delivery.next_attempt > 0 or (since is not None and delivery.message_id < since):
+            if self._again is _NO_MAIL:
+                self._again = MessageRow(apart=self._apart)
             self._again.add(delivery)
         else:
+            if self._fresh is _NO_MAIL:
+                self._fresh = MessageRow(apart=self._apart)
             self._fresh.add(delivery)
             self.is_new = since is not None
         self.waiting += 1
@@ -222,7 +240,9 @@ class Backlog:
     def drain(self) -> list[Delivery]:
         """Remove and return all deliveries, oldest message first."""
         self.waiting = 0
-        return sorted(self._fresh.drain() + self._again.drain(), key=attrgetter("message_id"))
+        drained = sorted(self._fresh.drain() + self._again.drain(), key=attrgetter("message_id"))
+        self._fresh = self._again = _NO_MAIL
+        return drained
 
     def __iter__(self) -> Iterator[Delivery]:
         return heapq.merge(self._fresh, self._again, key=attrgetter("message_id"))
@@ -242,7 +262,7 @@ class DestinationQueue:
         self.waiting = 0
         self.backlogs: dict[Priority, Backlog] = {}
         """The backlogs by priority. Some may be empty."""
-        self._precedence = Precedence()
+        self._precedence: Precedence | None = None
 
     def backlog(self, priority: Priority) -> Backlog:
         backlog = self.backlogs.get(priority)
@@ -262,6 +282,7 @@ class DestinationQueue:
         if len(backlogs) == 1:  # the usual case
             ((priority, backlog),) = backlogs.items()
         else:
+            self._precedence = self._precedence or Precedence()
             priority = self._precedence.pick(each for each, backlog in backlogs.items() if backlog.waiting)
             backlog = backlogs[priority]
         deliveries = backlog.take(limit, domains)
