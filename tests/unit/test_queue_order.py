@@ -14,7 +14,7 @@ from tests.support.plans import NOW, PlanBed
 from tests.support.queueing import NO_HOST, delivery, plan_claim, wants_claim
 from zonerelay.model.delivery import parse_queue, queue_of, queues_of
 from zonerelay.model.envelope import Priority
-from zonerelay.queue.destination.backlog import FRESH_WEIGHT, STRIDE, Backlog, MessageRow, Precedence
+from zonerelay.queue.destination.backlog import FRESH_WEIGHT, STRIDE, Backlog, MessageQueue, Precedence
 from zonerelay.queue.destination.destinations import (
     AGAIN_AT_ONCE,
     AT_ONCE,
@@ -177,7 +177,7 @@ def test_an_empty_backlog_has_no_rows_of_its_own() -> None:
 
 
 def test_withdrawn_mail_leaves_no_names() -> None:
-    row = MessageRow()
+    row = MessageQueue()
     some = [delivery(message_id=message(number)) for number in range(3)]
     for _ in range(3):
         for each in some:
@@ -188,14 +188,14 @@ def test_withdrawn_mail_leaves_no_names() -> None:
 
 
 def test_a_row_of_domains_apart_gives_one_domain_of_a_message_or_as_many_as_asked_for() -> None:
-    def filled() -> MessageRow:
-        row = MessageRow(apart=True)
+    def filled() -> MessageQueue:
+        row = MessageQueue(apart=True)
         for recipient in ("a@x.example", "b@y.example", "c@X.example", "d@z.example"):
             row.add(delivery(recipient, message_id=message(1)))
         row.add(delivery("e@x.example", message_id=message(2)))
         return row
 
-    def all_of(row: MessageRow, limit: int, domains: int) -> list[str]:
+    def all_of(row: MessageQueue, limit: int, domains: int) -> list[str]:
         taken = []
         while row:
             taken.append("".join(each.recipient[0] for each in row.take(limit, domains)))

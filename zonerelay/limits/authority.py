@@ -179,10 +179,10 @@ class LimitAuthority(Protocol):
     async def start(
         self, news: Callable[[str], None], back: Callable[[], None], gone: Callable[[str], None]
     ) -> None:
-        """Connect. `news` is called with a zone if a new exchange would bring something. `gone` is called
-        with the reason when the authority is unreachable. `back` is called when it is reachable again and may
-        have forgotten everything, so that everything must be declared again. Raise AuthorityError only if it
-        can never be used.
+        """Connect to the authority. `news` is called with a zone if a new exchange would bring something.
+        `gone` is called with the reason when the authority is unreachable. `back` is called when it is
+        reachable again and may have forgotten everything, so that everything must be declared again. Raise
+        AuthorityError only if it can never be used.
         """
 
     async def exchange(self, zone: str, request: LimitRequest) -> LimitAnswer:

@@ -196,7 +196,7 @@ class LeasedTurns:
         self._arrived_at = now
 
     def take(self, now: float) -> None:
-        """Use the next send time. Call it no earlier than `next_turn`."""
+        """Mark the next send time as used. Call it no earlier than `next_turn`."""
         del now
         if self._turns:
             self.last = self._turns.pop(0)

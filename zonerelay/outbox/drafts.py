@@ -66,7 +66,7 @@ class RowRecipients(msgspec.Struct, frozen=True):
 
 
 class RowContent(msgspec.Struct, frozen=True):
-    """The other columns of an outbox row, unparsed, in the order of the statements. `headers` and
+    """The content columns of an outbox row, unparsed, in the order of the SQL statements. `headers` and
     `attachments` are JSON, the latter in UTF-8.
     """
 
@@ -128,7 +128,7 @@ def address(text: str, column: str) -> Address:
 
 
 def addresses(text: str, column: str) -> tuple[Address, ...]:
-    """Parse at least one address. Commas or semicolons separate several. Raises BadRowError."""
+    """Parse a list of at least one address, separated by commas or semicolons. Raises BadRowError."""
     if _CONTROL.search(text):
         raise BadRowError(f"{column} contains a line end or another control character")
     entries = read_addresses(text).entries
@@ -163,8 +163,8 @@ def mailbox(text: str, column: str) -> Mailbox:
 
 
 def draft_of(row: int, created: float, people: RowRecipients, content: RowContent) -> Draft:
-    """Create the draft of a row. Raises BadRowError. Invalid base64 of files is only found when the message
-    is composed.
+    """Create the draft of a row's message. Raises BadRowError. Invalid base64 of files is only found when the
+    message is composed.
     """
     subject = checked_subject(content.subject or "")
     headers = dict(_headers(content.headers))

@@ -117,8 +117,8 @@ class NextIteration:
 
 
 class Slices:
-    """Limits long work on the event loop to `SLICE` seconds per iteration, summed over all tasks that share
-    this object.
+    """Time slices for long work on the event loop: at most `SLICE` seconds per iteration for all tasks that
+    share this object.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
@@ -250,7 +250,7 @@ class Component(Protocol):
 
 
 class RetriedComponents:
-    """Retries the start of components until it succeeds or they are closed. `restored` is called with the
+    """Components whose start is retried until it succeeds or they are closed. `restored` is called with the
     name of a component in the log when a later attempt succeeds.
     """
 

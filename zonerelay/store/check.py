@@ -116,7 +116,7 @@ class SpoolContents(NamedTuple):
 
 
 class SalvagedMessage(msgspec.Struct, frozen=True):
-    """A message that cannot be restored to the spool by a repair. `message` is None if its record is lost.
+    """A message that a repair cannot restore to the spool. `message` is None if its record is lost.
     `deliveries` are those with records. `unknown` are recipients of the envelope without a record, who were
     delivered to or whose delivery was lost. `body` reads the existing chunks, and `is_whole` is whether no
     chunk is missing.
@@ -405,7 +405,7 @@ class _Comparison:
     # --- reading
 
     async def _pages(self, start: bytes, end: bytes) -> AsyncIterator[list[tuple[bytes, Value]]]:
-        """Yield the rows of a range. An error takes the place of an unreadable value."""
+        """Yield the rows of a key range, page by page. An error takes the place of an unreadable value."""
         cursor: bytes | None = start
         while cursor is not None:
             found: list[tuple[bytes, Value]] = []
@@ -626,7 +626,7 @@ class _Comparison:
     # --- repairing
 
     async def _mend(self, repair: RecordRepair, found: FoundMessage) -> None:
-        """Repair the rows of one message, or remove it and pass it to the salvage."""
+        """Repair the rows of one message, or move the message to the salvage directory."""
         if all(fault in HARMLESS for fault, _, _ in found.faults) and not repair.takes_uploads:
             return  # the next start removes an unfinished upload
         identity, message = found.identity, found.message

@@ -339,7 +339,7 @@ class QueueReader(Protocol):
 
 
 class QueueStore(QueueReader, Protocol):
-    """The operations that the running relay needs."""
+    """The operations of a store that the running relay uses (a Protocol)."""
 
     def begin(self, envelope: Envelope) -> MessageWriter:
         """Start a message. Raises nothing. `envelope.recipients` must be complete."""
@@ -355,7 +355,7 @@ class QueueStore(QueueReader, Protocol):
         """
 
     def release(self, keys: Collection[DeliveryKey]) -> None:
-        """Release claims without an attempt. The deliveries are due as before."""
+        """Release the claims on deliveries that were not attempted. The deliveries are due as before."""
 
     async def settle(self, changes: Sequence[Change], *, lazy: bool = False) -> None:
         """Apply changes in one atomic durable write and release the claims on their deliveries.
@@ -379,8 +379,8 @@ class QueueStore(QueueReader, Protocol):
         """
 
     def unhealthy(self) -> Unhealthy | None:
-        """Return the reason why no new mail should be accepted, or `None`. Cheap, because it is called for
-        each message.
+        """Return the reason why no new mail should be accepted at present, or `None`. Cheap, because it is
+        called for each message.
         """
 
     def problems(self) -> Sequence[str]:
@@ -537,9 +537,9 @@ class Store(QueueStore, QueueView, Protocol):
     """The complete interface that an engine implements."""
 
     async def update(self, keys: Collection[DeliveryKey], change: ChangeOne) -> dict[DeliveryKey, Delivery]:
-        """Change deliveries in durable writes, for an operator. The caller withdraws them from the scheduler
-        first. `change` returns the new state, or `None` to remove the delivery. A state with another `queue`
-        moves the delivery in one atomic write, so it is always in exactly one queue.
+        """Apply an operator's change to deliveries, in durable writes. The caller withdraws them from the
+        scheduler first. `change` returns the new state, or `None` to remove the delivery. A state with
+        another `queue` moves the delivery in one atomic write, so it is always in exactly one queue.
 
         On a shared store, deliveries that another relay has claimed are left alone. `change` must have no
         side effects: it may be called again, or without effect, if a delivery changes concurrently.

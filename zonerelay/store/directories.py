@@ -97,7 +97,9 @@ _log = logging.getLogger("zonerelay.store")
 
 
 class ReserveFile:
-    """The reserve file of a spool. `held` is its size in bytes. A `size` of 0 disables it."""
+    """The reserve file of a spool, which is removed when the disk is full. `held` is its size in bytes. A
+    `size` of 0 disables it.
+    """
 
     def __init__(self, directory: Path, size: int) -> None:
         self._path = directory / FILE_NAME
@@ -188,8 +190,8 @@ class ReserveFile:
 
 
 class ReaderThreads(Generic[Opened]):
-    """Runs blocking functions in threads for an engine, and passes them the object that the engine has
-    opened. An instance belongs to one event loop.
+    """Threads in which an engine runs blocking functions on the object that it has opened. An instance
+    belongs to one event loop.
     """
 
     def __init__(self, opened: Opened, name: str, threads: int = 1) -> None:

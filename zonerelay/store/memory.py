@@ -179,7 +179,9 @@ class MemoryKeys:
 
 
 async def open_memory(path: Path | None, around: StoreContext) -> PartitionStore:
-    """Open a queue in memory, with a shelf if `path` is given. Raises StoreOpenError."""
+    """Open a queue in memory. It is saved in the file `path` at a stop, if a path is given. Raises
+    StoreOpenError.
+    """
     engine = MemoryEngine(around.clock)
     partition = await open_partition(engine, 0, clock=around.clock)
     release = engine.close

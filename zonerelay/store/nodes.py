@@ -626,7 +626,8 @@ class _RequestedState(msgspec.Struct, array_like=True):
 
 
 class Requests:
-    """Sends requests to change deliveries that other live nodes own, and answers the requests of those nodes.
+    """The requests that live nodes send each other to change deliveries that another node owns, and their
+    answers.
 
     A partition has one writer. So a node that needs to change another node's deliveries writes a request to
     its own partition: `request PARTITION ID`, with the current and the new state of each delivery. The owner

@@ -136,7 +136,9 @@ def decode_message(message_id: MessageId, raw: bytes) -> Message:
 
 
 class DeliveryRecord(msgspec.Struct, omit_defaults=True, frozen=True, gc=False):
-    """The fields of `Delivery` between its key and `unknown`, in the same order."""
+    """A delivery as it is stored: the fields of `Delivery` between its key and `unknown`, in the same
+    order.
+    """
 
     created: float
     attempts: int = 0

@@ -1,4 +1,4 @@
-"""The objects that the parts of a worker have in common."""
+"""Defines the objects that the parts of a worker share."""
 
 from collections.abc import Mapping
 from random import Random

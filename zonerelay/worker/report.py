@@ -31,7 +31,7 @@ LONGEST = 7 * 24 * 3600.0
 
 
 class DailyReport:
-    """Sends the daily report. `configure` starts and stops it. Call `close` once."""
+    """Sends a daily report of the relay by mail. `configure` starts and stops it. Call `close` once."""
 
     def __init__(self, worker: Worker, endpoints: Endpoints) -> None:
         self._worker, self._endpoints = worker, endpoints

@@ -160,7 +160,9 @@ def digest(*secrets: str) -> str:
 
 
 class Secrets:
-    """Reads the secrets of a worker. References with `env:` and `credential:` point into `environment`."""
+    """The secrets of a worker, which are read when they are needed. References with `env:` and `credential:`
+    point into `environment`.
+    """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = environment

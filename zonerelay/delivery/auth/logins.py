@@ -187,8 +187,8 @@ Senders = Mapping[str, AddressPatterns]
 
 @dataclass(eq=False, repr=False)
 class Logins:
-    """Chooses credentials, logs in at smarthosts, and records the results. Calls `resume(zone)` when the
-    zone's mail may be tried again.
+    """The logins of a worker at smarthosts: the choice of credentials, their accounts and the results.
+    `resume(zone)` is called when the zone's mail may be tried again.
     """
 
     clock: Clock

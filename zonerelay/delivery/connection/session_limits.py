@@ -201,7 +201,7 @@ class _LearnedLimit(msgspec.Struct):
 
 
 class SessionLimits:
-    """Learns and enforces limits on sessions that hosts do not announce."""
+    """The limits on sessions that hosts do not announce, as learned from their replies."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -309,7 +309,7 @@ def comparable(reply: Reply) -> str:
 
 
 class UsedExtensions:
-    """Remembers which SMTP extensions of a host work, and selects those that are used."""
+    """The SMTP extensions that are used with each host, as learned from its replies."""
 
     def __init__(self, clock: Clock) -> None:
         self._without_bdat = {failure: ExpiringSet[str](clock, REMEMBER_FOR) for failure in BdatFailure}

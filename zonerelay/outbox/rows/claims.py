@@ -186,7 +186,9 @@ class OutboxWriter:
             return False
 
     async def _write(self, batch: Sequence[RowWrite]) -> bool:
-        """Write a batch. Return false if the same batch is to be tried again later."""
+        """Write the outcomes of a batch of rows in one statement. Return false if the same batch is to be
+        tried again later.
+        """
         try:
             columns: Iterable[Sequence[object]] = zip(*batch, strict=True)
             rows = await self._keeper.fetch(self._keeper.statements.write, *map(list, columns))
@@ -294,8 +296,8 @@ class ClaimWindow:
 
 
 class OutboxClaims:
-    """Claims rows, and stores the claims and the deliveries that can be attempted. `forget` is called with
-    the message id of each row that this relay no longer has.
+    """The rows that this relay has claimed, and their deliveries that can be attempted. `forget` is called
+    with the message id of each row that this relay no longer has.
     """
 
     def __init__(
@@ -461,7 +463,7 @@ class OutboxClaims:
         return mailbox
 
     def refuse(self, row: Row, problem: str) -> None:
-        """Set a claimed row that has proved to be invalid to failed."""
+        """Set the status of a claimed row to failed, because it has proved to be invalid."""
         for key in keys_of(row):
             self.withdraw(key)
         row.out.clear()

@@ -111,8 +111,8 @@ class LoginHost(Protocol):
 
 
 class Mailboxes:
-    """Manages the mailboxes in use, and provides a zone and a login of the relay for each. Each is a zone and
-    a login of the relay. Call `attach` first. The first of `keys` encrypts, and all of them decrypt.
+    """The mailboxes in use, each of which has a zone and a login of the relay. Call `attach` first. The first
+    of `keys` encrypts, and all of them decrypt.
     """
 
     _zones: ZoneHost

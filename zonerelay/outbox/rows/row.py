@@ -85,8 +85,8 @@ class RowWrite(NamedTuple):
 
 
 def read_states(json: str | None) -> _States:
-    """Read the states of recipients. Unreadable states were not written by a relay, so every recipient starts
-    again. This repeats no outcome that a relay has stored.
+    """Parse the stored states of a row's recipients. Unreadable states were not written by a relay, so every
+    recipient starts again. This repeats no outcome that a relay has stored.
     """
     try:
         return msgspec.json.decode(json, type=_States) if json else {}

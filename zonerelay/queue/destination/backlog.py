@@ -1,7 +1,7 @@
 """Orders the mail that is queued in memory for one destination. Pure.
 
-A `DestinationQueue` has a `Backlog` for each priority, and each backlog has two `MessageRow`s: fresh mail,
-and mail that was deferred or is backlog (`zone/window.py`). The rows take turns, and each sends its oldest
+A `DestinationQueue` has a `Backlog` for each priority, and each backlog has two `MessageQueue`s: fresh mail,
+and mail that was deferred or is backlog (`zone/window.py`). The two take turns, and each sends its oldest
 message first. So a single message overtakes a hundred thousand that have become due together, or a list of a
 million, and these still get half of what their destination accepts.
 
@@ -50,7 +50,7 @@ class Precedence:
         return chosen
 
 
-class MessageRow:
+class MessageQueue:
     """A queue of deliveries that are grouped by message, oldest message first. Callers check that it is not
     empty (`bool`) before they take one.
 
@@ -156,7 +156,7 @@ def _all(group: Delivery | dict[str, Delivery]) -> list[Delivery]:
     return list(group.values()) if isinstance(group, dict) else [group]
 
 
-_NO_MAIL = MessageRow()
+_NO_MAIL = MessageQueue()
 """Takes the place of rows without mail, which would be a seventh of the memory of a suspended destination."""
 
 
@@ -198,11 +198,11 @@ class Backlog:
         """Add a delivery. Messages older than `since` are backlog (`zone/window.py`)."""
         if delivery.next_attempt > 0 or (since is not None and delivery.message_id < since):
             if self._again is _NO_MAIL:
-                self._again = MessageRow(apart=self._apart)
+                self._again = MessageQueue(apart=self._apart)
             self._again.add(delivery)
         else:
             if self._fresh is _NO_MAIL:
-                self._fresh = MessageRow(apart=self._apart)
+                self._fresh = MessageQueue(apart=self._apart)
             self._fresh.add(delivery)
             self.is_new = since is not None
         self.waiting += 1
@@ -290,7 +290,7 @@ class DestinationQueue:
         return priority, deliveries
 
     def remove(self, key: DeliveryKey, priority: Priority) -> Delivery | None:
-        """Forget a delivery and return it, or return None if it is not waiting here."""
+        """Remove a delivery and return it, or return None if it is not in the queue."""
         backlog = self.backlogs.get(priority)
         delivery = None if backlog is None else backlog.remove(key)
         if delivery is not None:
@@ -305,7 +305,7 @@ class DestinationQueue:
 
     @property
     def has_fresh(self) -> bool:
-        """Whether mail that is not backlog is waiting for its first attempt."""
+        """Whether new mail, which is not backlog, is waiting for its first attempt."""
         return any(backlog.has_fresh for backlog in self.backlogs.values())
 
     @property

@@ -334,7 +334,7 @@ are put off.
 
 
 class Transition(enum.Enum):
-    """A change of the suspension state."""
+    """The change of a destination's suspension that an event has caused."""
 
     NONE = enum.auto()
     SUSPENDED = enum.auto()
@@ -391,7 +391,7 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
         return configured if self._ceiling is None else min(configured, self._ceiling)
 
     def duration(self) -> float:
-        """Return the duration in seconds of the present or the last suspension."""
+        """Return the duration in seconds of the current or the last suspension."""
         return min(self._settings.suspend_min * 2.0 ** min(self._failures - 1, 30), self._longest())
 
     def _longest(self) -> float:
@@ -687,7 +687,7 @@ KNOWN = 10_000
 
 
 class RouteLookups:
-    """Schedules the route lookups of one zone."""
+    """The route lookups of one zone that are waiting or in progress."""
 
     def __init__(self) -> None:
         self._waiting: FairQueue[UnroutedMail] = FairQueue()

@@ -95,7 +95,9 @@ class ClockWatch:
         return found
 
     async def run(self, last: MessageId | None) -> None:
-        """Watch the clock. `last` is the highest message id that the store has committed."""
+        """Check the clock at intervals, until cancelled. `last` is the highest message id that the store has
+        committed.
+        """
         if last is not None and last > first_at(self._clock.now() + TOLERANCE):
             self._is_suspect = True
         while True:

@@ -41,7 +41,7 @@ class QueueFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def may_match(self) -> Callable[[str], bool]:
-        """Returns whether deliveries to a recipient can match at all."""
+        """Return whether deliveries to a recipient can match at all."""
         return everybody if self.recipient is self.domain is None else self._matches_recipient
 
     def matches(self, delivery: Delivery, now: float) -> bool:

@@ -316,9 +316,9 @@ LEFT_OUT = "unreadable records, because the spool is damaged (see zonerelay stat
 
 @dataclass(eq=False, repr=False)
 class Operations:
-    """Implements the operators' commands on the queue of one worker. Methods raise StoreError when the store
-    fails. `orders_in_force` returns the ids of active suspensions and hold rules. `order_at` is
-    `Orders.order_of`. `binned` is set when mail was moved into the bin.
+    """The operators' commands on the queue of one worker. Methods raise StoreError when the store fails.
+    `orders_in_force` returns the ids of active suspensions and hold rules. `order_at` is `Orders.order_of`.
+    `binned` is set when mail was moved into the bin.
     """
 
     _: KW_ONLY

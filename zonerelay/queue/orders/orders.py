@@ -143,9 +143,9 @@ def _subject(delivery: Delivery, message: Message | None, destination: str, labe
 
 @dataclass(eq=False, repr=False)
 class Orders:
-    """Manages the suspensions and hold rules (orders) of a worker. `changed` is called when the set of active
-    orders changes. `release` releases the deliveries that ended orders have held, and returns their number;
-    it raises StoreError. The settler calls `paused` and `keep`.
+    """The suspensions and hold rules of operators (orders), as a worker applies them. `changed` is called
+    when the set of active orders changes. `release` releases the deliveries that ended orders have held, and
+    returns their number; it raises StoreError. The settler calls `paused` and `keep`.
     """
 
     home: InitVar[Path]
@@ -274,8 +274,8 @@ class Orders:
         return after, before is None or before.id == order.id
 
     async def end(self, is_meant: Callable[[Order], bool], who: str, reason: str) -> tuple[list[Order], int]:
-        """End orders. Return those that this call, or another worker at the same time, has ended, and the
-        number of released deliveries. Raise OrdersError and StoreError.
+        """End the orders that `is_meant` selects. Return those that this call, or another worker at the same
+        time, has ended, and the number of released deliveries. Raise OrdersError and StoreError.
         """
         now = self.clock.now()
         mine = {order.id: order for order in self.table.orders if is_meant(order)}

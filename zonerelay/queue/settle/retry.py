@@ -172,7 +172,9 @@ def build(
     events: Events,
     row_attempts: int = QUADRATIC_ATTEMPTS,
 ) -> RetryPolicy:
-    """Return the configured policies. Raise ValueError with a message if `backoff` cannot be loaded."""
+    """Create the retry policies from the settings. Raise ValueError with a message if `backoff` cannot be
+    loaded.
+    """
     backoff: IsolatedBackoff | Delays
     if settings.backoff:
         backoff = IsolatedBackoff(load_backoff(settings.backoff), events)

@@ -577,7 +577,7 @@ class Settler:
         self._in_work: set[_PendingOutcomes | UnattemptedDeliveries] = set()
 
     def configure(self, *, zones: Sequence[ZoneSettings], retry: RetryPolicy, bounce: BounceSettings) -> None:
-        """Apply these settings from now on."""
+        """Apply new settings."""
         self._policy = DispositionPolicy(retry, bounce, zones)
         self._dsn_maker.configure(bounce, zones)
 
@@ -605,7 +605,7 @@ class Settler:
         return await self.outcome_log.drain(left) and done
 
     async def close(self) -> None:
-        """Cancel the remaining work. Those deliveries are attempted again after a restart."""
+        """Cancel unfinished work. Those deliveries are attempted again after a restart."""
         await self._tasks.cancel()
         await self.outcome_log.close()
 

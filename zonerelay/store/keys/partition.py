@@ -122,8 +122,8 @@ Writes = Sequence[SubmittedChanges[port.Write]]
 
 @dataclass(eq=False, repr=False)
 class Partition:
-    """The only writer of a partition. `open_partition` opens it. It belongs to one event loop. Its owner may
-    replace the functions that it calls on the event loop, which must not raise.
+    """A partition of which this process is the only writer. `open_partition` opens it. It belongs to one
+    event loop. Its owner may replace the functions that it calls on the event loop, which must not raise.
     """
 
     keeper: port.Keeper
@@ -217,7 +217,9 @@ class Partition:
         return self._committer.submit(write, size=write.check(), lazy=lazy, applied=applied)
 
     def stage(self, write: port.Write) -> asyncio.Future[None]:
-        """Store values of new keys in advance. They exist after the next durable write."""
+        """Store large values of new keys before the write that refers to them. They exist after the next
+        durable write.
+        """
         if not isinstance(self.keeper, port.StagingKeeper):
             return self.write(write)
         write.check()

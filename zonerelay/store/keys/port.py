@@ -166,8 +166,8 @@ class PeerPartition(msgspec.Struct, frozen=True):
 
 
 class KeyPage(NamedTuple):
-    """Rows in the order of their keys. `cursor` is the start of the next page, or None after the last
-    page.
+    """A page of rows in the order of their keys. `cursor` is the start of the next page, or None after the
+    last page.
     """
 
     rows: list[Row]

@@ -179,7 +179,7 @@ class Database:
             self._handle().compact_range(start=start, stop=stop)
 
     def size(self, start: bytes, stop: bytes) -> int:
-        """Return the approximate size on disk between two keys, in bytes."""
+        """Return the approximate size on disk of the data between two keys, in bytes."""
         with self._translated():
             return self._handle().approximate_size(start, stop)
 

@@ -80,7 +80,7 @@ class Compactor:
             self.removed = None
 
     async def close(self) -> None:
-        """Stop after the current slice."""
+        """Stop the compaction after the current range of keys."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -395,8 +395,8 @@ def _reopen(db: LevelDb, reserve_file: ReserveFile, full: bool) -> SpoolReads:
 
 
 async def open_leveldb(settings: SpoolSettings, around: StoreContext) -> PartitionStore:
-    """Open the spool. Raises StoreOpenError. Deliveries can start at once; counting and cleaning continue in
-    the background.
+    """Open a LevelDB spool and return its store. Raises StoreOpenError. Deliveries can start at once;
+    counting and cleaning continue in the background.
     """
     reader = ReaderThreads(LevelDb(settings.path, write_buffer=settings.write_buffer), "spool-reader")
     guard = space_guard(settings)
@@ -414,7 +414,9 @@ async def open_leveldb(settings: SpoolSettings, around: StoreContext) -> Partiti
 
 
 def _open(db: LevelDb) -> tuple[MessageId | None, bool, SpoolReads]:
-    """Open the spool. Return the last message id, whether there is no delivery, and a view of this moment."""
+    """Open the spool's database. Return the last message id, whether there is no delivery, and a view of this
+    moment.
+    """
     db.open()
     try:
         # The overflow index is emptied, because after a start the cursors find everything themselves.

@@ -431,8 +431,8 @@ def _find_blocks(spool: Path, tables: list[Path], findings: check.Findings, tell
 
 
 def take_snapshot(spool: Path, into: Path) -> None:
-    """Copy the state of a spool at one moment to `into`, which does not exist yet, while a relay may write to
-    the spool. Raises StoreError, StoreFullError, or OSError. Then the caller removes what is there.
+    """Create a consistent snapshot of a spool in the new directory `into`. A relay may write to the spool at
+    the same time. Raises StoreError, StoreFullError, or OSError, after which the caller removes `into`.
 
     Tables never change, so they become hard links. Logs and the manifest grow, so they are copied. The
     snapshot has a prefix of all writes: every write that was acknowledged before this was called, and later

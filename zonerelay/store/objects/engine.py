@@ -126,7 +126,9 @@ class ObjectPlace(Protocol):
 
 
 class LogEntry(msgspec.Struct, frozen=True, array_like=True):
-    """An entry of a log. With a `writer` it begins an epoch, otherwise it is a batch."""
+    """An entry of a partition's log. With a `writer` it begins an epoch, otherwise it is a batch of
+    changes.
+    """
 
     epoch: int
     number: int = 0
@@ -476,7 +478,7 @@ class ObjectKeys:
                 await self._apply_to_index(LogEntry(self._state.batch_epoch, self._state.batch), b"")
 
     async def _following(self, ahead: int) -> list[str]:
-        """Return the names of the next entries, if there are any."""
+        """Return the names of the log entries that may follow the last applied one."""
         slot, epoch = self._state.slot, self._state.epoch
         if self._place.is_conditional:
             return [self._slot(each) for each in range(slot + 1, slot + 1 + ahead)]
@@ -796,7 +798,9 @@ class ObjectKeys:
 
 
 def checked_values(values: Sequence[bytes], spans: Sequence[ValueLocation], name: str) -> list[bytes]:
-    """Return the values that were read from these spans. Raises StoreCorruptError."""
+    """Return values that were read from these spans of an object, after checking them. Raises
+    StoreCorruptError if a checksum is wrong.
+    """
     for value, span in zip(values, spans, strict=True):
         if zlib.crc32(value) != span.checksum:
             raise StoreCorruptError(f"the object {name} is damaged")

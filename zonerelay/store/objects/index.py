@@ -175,7 +175,7 @@ class ObjectIndex(Database):
     # --- reading
 
     def page(self, start: bytes, end: bytes, rows: int, values: bool) -> KeyPage:
-        """Return rows in their stored form."""
+        """Return a page of index rows, whose values may be in objects."""
         return page_of(self.rows(start, end, limit=rows + 1, values=values), rows, size_of)
 
     def piece(self, start: bytes, view: View) -> KeyPage:

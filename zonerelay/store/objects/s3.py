@@ -147,7 +147,7 @@ class S3Engine(ObjectEngine):
 
 
 def _free_directory(indexes: Path, lock: contextlib.ExitStack) -> Path:
-    """Lock a directory, and return it. If it has an index, the log need not be read."""
+    """Lock an unused index directory, and return it. If it has an index, the log need not be read."""
     try:
         for number in range(MAX_NODES):
             path = indexes / f"{number}"
@@ -219,7 +219,7 @@ class Bucket:
         self._slots = asyncio.Semaphore(settings.max_requests)
 
     async def open(self) -> None:
-        """Create the client without a request. Raises RequestRejectedError, or StoreOpenError."""
+        """Create the S3 client, without sending a request. Raises RequestRejectedError, or StoreOpenError."""
         self._secret_key = await FILES.run(self._read_secret_key)
         self._opened_at = asyncio.get_running_loop().time()
         try:
@@ -358,8 +358,8 @@ class Bucket:
     # --- the requirements of a queue
 
     async def check(self) -> None:
-        """Test the operations that the queue needs. Raises StoreOpenError if the bucket is unsuitable, and
-        StoreError if objects cannot be written, read, listed or removed.
+        """Test the operations of the bucket that the queue needs. Raises StoreOpenError if the bucket is
+        unsuitable, and StoreError if objects cannot be written, read, listed or removed.
         """
         if await self.read("format") is not None:
             raise first_release(f"the prefix {self._prefix}", "another prefix")

@@ -149,7 +149,9 @@ class DatabaseConnection:
 
     @classmethod
     async def open(cls, access: DatabaseAccess) -> DatabaseConnection:
-        """Connect. If the caller is cancelled, no incomplete connection remains. Raises StoreError."""
+        """Connect to the database. If the caller is cancelled, no incomplete connection remains. Raises
+        StoreError.
+        """
         return await _kept(cls._set_up(access, COMMAND_TIMEOUT))
 
     @classmethod
@@ -336,7 +338,7 @@ def _discard(task: asyncio.Task[DatabaseConnection]) -> None:
 
 
 def load_driver() -> ModuleType:
-    """Import the driver. Raises StoreOpenError with the command that installs it."""
+    """Import the PostgreSQL driver. Raises StoreOpenError with the command that installs it."""
     with driver("postgres", "asyncpg"):
         import asyncpg  # noqa: PLC0415 - the driver is an extra
     return asyncpg

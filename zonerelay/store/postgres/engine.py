@@ -169,7 +169,7 @@ _STATEMENTS = {
 
 
 def statements(access: DatabaseAccess) -> dict[str, str]:
-    """Return every statement for one schema."""
+    """Return the SQL statements of the engine for one schema."""
     names = {"s": f'"{access.schema}"', "durable": "NULL" if access.accepts_loss else _DURABLE}
     longest = f"{LONGEST_LEASE} * interval '1 second'"
     names |= {

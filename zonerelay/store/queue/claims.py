@@ -176,11 +176,13 @@ Taken = dict[DeliveryKey, Delivery]
 
 
 class QueueCursors:
-    """The cursors of one queue. `is_busy` returns whether a delivery is claimed or being changed."""
+    """Tracks how far each key range of one queue has been read for claims. `is_busy` returns whether a
+    delivery is claimed or being changed.
+    """
 
     def __init__(self, queue: QueueName, is_busy: Callable[[DeliveryKey], bool], *, empty: bool) -> None:
-        """Create the cursors. With `empty` the spool was empty when it was opened, so the disk need not be
-        read.
+        """Create the cursors of a queue. With `empty` the spool was empty when it was opened, so the disk
+        need not be read.
         """
         self.queue = queue
         self._is_busy = is_busy

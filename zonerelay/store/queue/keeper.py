@@ -383,13 +383,13 @@ class QueueKeeper(abc.ABC):
         self._cut_off.add(message_id)
 
     def _refuse(self, error: StoreError, reason: Unhealthy | None = None, text: str = "") -> None:
-        """Refuse everything after a failed write, and set the reason."""
+        """Refuse all operations after a failed write, and set the reason."""
         self._stop_writing(error)
         full = isinstance(error, StoreFullError)
         self.health.set("write", reason or (Unhealthy.NO_SPACE if full else Unhealthy.WRITE_FAILED), text)
 
     def _stop_writing(self, error: StoreError) -> None:
-        """Refuse everything after a failed write, which may be stored all the same."""
+        """Refuse all operations after a failed write, which may nevertheless have been stored."""
         self.health.refuse(error)
         self.on_failure()
         self.counts = Counts(self._counted_from, self.counts)  # an active count adds to the old object
@@ -411,7 +411,7 @@ class QueueKeeper(abc.ABC):
     # --- closing
 
     async def close(self) -> None:
-        """Write all submissions, then release everything. A second call does nothing."""
+        """Write all submissions, then close the queue. A second call does nothing."""
         if self._is_closing:
             return
         self._is_closing = True

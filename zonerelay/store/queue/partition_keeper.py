@@ -134,7 +134,7 @@ class PartitionKeeper(QueueKeeper):
 
 
 async def _nothing() -> None:
-    """Release nothing."""
+    """Do nothing, because there is nothing to release."""
 
 
 async def _none_foreign() -> str:

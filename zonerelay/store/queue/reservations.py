@@ -34,7 +34,7 @@ _log = logging.getLogger("zonerelay.store")
 
 @dataclass(eq=False, repr=False)
 class Reservations:
-    """Reserves idempotency keys in one spool, so that concurrent submissions with the same key store one
+    """The reservations of idempotency keys in one spool, due to which submissions with the same key store one
     message. An instance belongs to the event loop that opened it.
 
     `find` and `page` raise StoreError while the spool cannot be read. `keep` stores keys.

@@ -70,7 +70,7 @@ class Confirmation(msgspec.Struct, frozen=True):
 
 
 class RedisEndpoint(msgspec.Struct, frozen=True):
-    """The Redis server of the settings, and a function that reads its password."""
+    """The configured Redis server, and a function that reads its password."""
 
     settings: RedisSettings
     read_password: ReadSecret = str

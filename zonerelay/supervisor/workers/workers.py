@@ -99,7 +99,7 @@ Launch = Callable[[int, bool], tuple[Sequence[str], Mapping[str, str], Sequence[
 
 @dataclass(eq=False, repr=False)
 class Workers:
-    """Starts, watches, restarts and stops all worker processes."""
+    """The worker processes of the relay, which are started, watched, restarted and stopped here."""
 
     _: KW_ONLY
     launch: Launch

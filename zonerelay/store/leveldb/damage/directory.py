@@ -144,9 +144,9 @@ def refuse_half_repaired(directory: Path) -> None:
 
 
 class RequiredFiles(NamedTuple):
-    """The state of the files that LevelDB will need when it opens a database, which is now open, again.
-    `missing` describes missing files, and `in_memory` is whether the database still has their content.
-    `manifest` is the size of the manifest.
+    """The state of the files that LevelDB will need when an open database is opened the next time. `missing`
+    describes missing files, and `in_memory` is whether the database still has their content. `manifest` is
+    the size of the manifest.
     """
 
     manifest: int
@@ -192,7 +192,7 @@ def is_database_file(name: str) -> bool:
 
 
 def own_names(directory: Path) -> set[str]:
-    """Return the files that LevelDB creates when it opens a database."""
+    """Return the names of the files that LevelDB creates when it opens a database."""
     return {entry.name for entry in directory.iterdir() if _NEW_NAME.fullmatch(entry.name)}
 
 
