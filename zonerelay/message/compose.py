@@ -1,4 +1,4 @@
-"""Makes a message from its parts: text and HTML as alternatives, files attached. Pure.
+"""Composes a message from its parts: text and HTML as alternatives, and attached files. Pure.
 
 Equal drafts give equal bytes, so a second attempt sends what the first may have sent. The result is ASCII
 except for addresses with another local part, which need SMTPUTF8. The caller has checked the draft: no line
@@ -42,8 +42,8 @@ _MANY = 6
 
 
 def encoded(text: str) -> str:
-    """Return the text as encoded words, folded. Bytes that are not UTF-8 (surrogates) keep their values, as
-    `unknown-8bit` (RFC 1428).
+    """Encode a text as folded encoded words (RFC 2047). Bytes that are not UTF-8 (surrogates) keep their
+    values, as `unknown-8bit` (RFC 1428).
     """
     charset = "unknown-8bit" if _SURROGATE.search(text) else "utf-8"
     words: list[bytes] = [b""]
@@ -56,7 +56,7 @@ def encoded(text: str) -> str:
 
 
 def unstructured(name: str, text: str) -> str:
-    """Return a field that readers decode to exactly `text`."""
+    """Return an unstructured header field that readers decode to exactly `text`."""
     plain = text.isascii() and text.isprintable() and not _LIKE_A_WORD.search(text) and "  " not in text
     if plain and text == text.strip() and all(len(word) <= MAX_WORD for word in text.split(" ")):
         return field(name, text)
@@ -64,7 +64,7 @@ def unstructured(name: str, text: str) -> str:
 
 
 class FieldValueError(ValueError):
-    """The text cannot be the value of this field; what is wrong with it follows the field's name."""
+    """The text is not a valid value of a header field."""
 
 
 def header(name: str, text: str) -> str:
@@ -92,7 +92,7 @@ def header(name: str, text: str) -> str:
 
 
 def phrase(text: str) -> str:
-    """Return a display name."""
+    """Encode a display name for an address field."""
     if not text.isascii() or _LIKE_A_WORD.search(text) or len(text) > MAX_WORD // 2:
         return encoded(text)
     if _PHRASE.fullmatch(text) and "  " not in text:
@@ -105,7 +105,7 @@ def _quoted(text: str) -> str:
 
 
 def parameter(name: str, value: str) -> str:
-    """Return `; name=value` of a MIME field, in RFC 2231's form where the value is not plain ASCII."""
+    """Format a parameter of a MIME field, with the encoding of RFC 2231 if the value is not plain ASCII."""
     if _TOKEN.fullmatch(value):
         return f"; {name}={value}"
     if value.isascii() and len(value) < MAX_WORD // 4:
@@ -114,7 +114,7 @@ def parameter(name: str, value: str) -> str:
 
 
 def text_part(text: str, subtype: str) -> bytes:
-    """Return header and body of a text part; its last line ends with CRLF."""
+    """Return a text part with its header; its last line ends with CRLF."""
     data = text.replace("\r\n", "\n").replace("\r", "\n").encode()
     if not data.endswith(b"\n"):
         data += b"\n"
@@ -122,8 +122,8 @@ def text_part(text: str, subtype: str) -> bytes:
 
 
 def part(content_type: str, data: bytes, *, description: str = "", transfer_encoding: str = "") -> bytes:
-    """Return header and body of a part, with CRLF line ends. The data must be in `transfer_encoding` if that
-    is given.
+    """Return a MIME part with its header, with CRLF line ends. The data must be in `transfer_encoding` if
+    that is given.
     """
     body = crlf(data)
     if not transfer_encoding:
@@ -147,7 +147,7 @@ def base64_lines(data: bytes) -> bytes:
 
 
 def multipart(subtype: str, digest: str, parts: Sequence[Iterable[bytes]]) -> Iterator[bytes]:
-    """Yield a multipart body, each part in pieces. `digest` is a hash of the parts."""
+    """Yield a multipart body in chunks. `digest` is a hash of the parts."""
     boundary = f"=_{subtype.partition(';')[0]}_{digest}"
     opening = f"--{boundary}\r\n".encode()
     yield f'Content-Type: multipart/{subtype};\r\n boundary="{boundary}"\r\n\r\n'.encode()
@@ -173,8 +173,8 @@ class Base64Text:
         self._name = name
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the bytes, from the beginning at each call. Every piece but the last holds whole lines.
-        Raise Base64Error.
+        """Yield the decoded bytes in chunks; each call starts at the beginning. Every piece but the last
+        holds whole lines. Raise Base64Error.
         """
         rest = b""
         for text in self._slices():
@@ -211,7 +211,7 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class FileContent(Protocol):
-    """The content of an attached file."""
+    """Interface: the content of an attached file."""
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the bytes, from the beginning at each call. Every piece but the last holds whole lines of
@@ -229,7 +229,7 @@ class AttachedFile(msgspec.Struct, frozen=True):
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts from which a message is composed. `message_id` has its brackets, `created` is Unix time,
+    """The content from which a message is composed. `message_id` has its brackets, `created` is Unix time,
     `headers` keep their order.
     """
 
@@ -250,7 +250,9 @@ def compose(draft: Draft) -> bytes:
 
 
 def compose_pieces(draft: Draft) -> Iterator[bytes]:
-    """Yield the message. Files come in pieces, so that large ones need little memory. Raise Base64Error."""
+    """Compose a message, and yield it in chunks. Files are read in chunks, so that large ones need little
+    memory. Raise Base64Error.
+    """
     yield _header(draft).encode() + b"MIME-Version: 1.0\r\n"
     yield from _body(draft)
 
@@ -286,7 +288,7 @@ def _body(draft: Draft) -> Iterable[bytes]:
 
 
 def _digest(draft: Draft) -> str:
-    """Return a hash of what boundaries separate, so that no text can contain its own."""
+    """Return a hash of all parts for the MIME boundaries, so that no part can contain a boundary."""
     digest = hashlib.blake2b(draft.message_id.encode(), digest_size=15)
     for text in (draft.text, draft.html):
         digest.update(b"\0" if text is None else text.encode())

@@ -1,5 +1,5 @@
-"""Converts a message of any size, chunk by chunk, to a form that SMTP can transmit: with lines that are not
-too long, and in seven bits if required.
+"""Converts a message of any size, chunk by chunk, to a form that SMTP can transmit: lines of limited length,
+and 7 bits if required.
 
 The message is read once to find the parts that have lines which are too long or, for seven bits, bytes beyond
 ASCII. The resulting `ConversionPlan` tells an `Encoder` what to encode. Both passes follow the boundaries of
@@ -60,7 +60,7 @@ class NotConvertibleError(Exception):
 
 
 def ascii_fields(block: bytes) -> bytes:
-    """Return the header section in ASCII, its fields in their order. Raise NotConvertibleError."""
+    """Return the header section with all fields in ASCII, in the same order. Raise NotConvertibleError."""
     if block.isascii():
         return block
     if len(block) > MAX_ENCODED:
@@ -72,8 +72,8 @@ def ascii_fields(block: bytes) -> bytes:
 
 
 def folded(block: bytes) -> bytes:
-    """Fold lines that are too long (RFC 5322 2.1.1) at white space, so that readers see the same values. A
-    longer word stays as it is.
+    """Fold overlong lines (RFC 5322 2.1.1) at white space, so that readers see the same values. A longer word
+    stays as it is.
     """
     lines = block.split(b"\r\n")
     if len(max(lines, key=len)) <= MAX_LINE:
@@ -112,13 +112,13 @@ def _ascii_field(field: re.Match[bytes]) -> bytes:
 
 
 def _words(text: str) -> str:
-    """Return the text as encoded words separated by spaces."""
+    """Encode a text as encoded words separated by spaces."""
     return encoded(text).replace("\r\n ", " ")
 
 
 def _text(_label: str, text: str) -> str:
-    """Encode each sequence of words with non-ASCII characters. Readers drop the blank between two encoded
-    words, so it is written within one of them.
+    """Replace each sequence of words with non-ASCII characters by encoded words. Readers drop the blank
+    between two encoded words, so it is written within one of them.
     """
     runs: list[str] = []
     for word in text.split(" "):
@@ -198,8 +198,8 @@ _TYPE_AND_ENCODING = re.compile(_MIME_FIELD % b"(?:type|transfer-encoding)")
 
 
 class PartNeeds(msgspec.Struct):
-    """The needs of a leaf part: an encoding, or shorter lines if it has one, and a charset in a message
-    without MIME fields.
+    """What must be converted in a leaf part: its encoding, or only its long lines, and its charset if the
+    message has no MIME fields.
     """
 
     encoding: bool = False
@@ -207,7 +207,7 @@ class PartNeeds(msgspec.Struct):
 
 
 class ConversionPlan(msgspec.Struct):
-    """The needs of each leaf part, in order."""
+    """The plan for converting a message: what each leaf part needs, in order."""
 
     seven_bit: bool
     parts: list[PartNeeds] = msgspec.field(default_factory=list)
@@ -216,7 +216,7 @@ class ConversionPlan(msgspec.Struct):
 
     @property
     def needed(self) -> bool:
-        """True when the message is not sent as it is. For seven bits it never is."""
+        """Whether the message has to be converted. Messages for 7-bit hosts always are."""
         return self.seven_bit or self.folds or any(part.encoding for part in self.parts)
 
 
@@ -245,7 +245,7 @@ class _PartWalker(ABC):
         self._parts = 0
 
     def feed(self, piece: bytes) -> bytes:
-        """Process the next bytes. Raise NotConvertibleError."""
+        """Process the next bytes of the message. Raise NotConvertibleError."""
         data = self._rest + piece if self._rest else piece
         *lines, rest = data.split(CRLF)
         written = [self._whole_line(line) for line in lines]
@@ -259,14 +259,14 @@ class _PartWalker(ABC):
         return b"".join(written)
 
     def finish(self) -> bytes:
-        """End the message."""
+        """Process the end of the message."""
         written = self._line(self._rest) if self._rest else b""
         if self._header is not None:
             written += self._header_ended(b"")
         return written + self._ended(by_delimiter=False)
 
     def _whole_line(self, line: bytes) -> bytes:
-        """Process a line without its CRLF."""
+        """Process a line, given without its CRLF."""
         written = b""
         while len(line) > _FRAGMENT and self._header is None:
             written += self._line(line[:_FRAGMENT])
@@ -274,7 +274,7 @@ class _PartWalker(ABC):
         return written + self._line(line + CRLF)
 
     def _line(self, line: bytes) -> bytes:
-        """Process a line with its CRLF, or a part of a line."""
+        """Process a line with its CRLF, or a fragment of a long line."""
         starts, self._at_line_start = self._at_line_start, line.endswith(CRLF)
         if starts and line.startswith(b"--") and self._delimiters:
             level = self._level(line)
@@ -290,7 +290,9 @@ class _PartWalker(ABC):
         return b""
 
     def _level(self, line: bytes) -> tuple[int, bool] | None:
-        """Return which multipart the delimiter belongs to, and whether it ends it."""
+        """Return the nesting level of the multipart that a delimiter line belongs to, and whether it ends the
+        multipart.
+        """
         plain = line.rstrip()
         if plain not in self._delimiters and plain.removesuffix(b"--") not in self._delimiters:
             return None
@@ -359,7 +361,7 @@ def _boundary(fields: Message) -> str | None:
 
 
 class ConversionSurvey(_PartWalker):
-    """Reads a message and plans its conversion."""
+    """Reads a message and determines how to convert it."""
 
     def __init__(self, *, seven_bit: bool) -> None:
         super().__init__()
@@ -416,7 +418,7 @@ class ConversionSurvey(_PartWalker):
 
 
 class Encoder(_PartWalker):
-    """Writes a message according to its plan."""
+    """Converts a message according to a plan."""
 
     def __init__(self, plan: ConversionPlan) -> None:
         super().__init__()
@@ -471,7 +473,7 @@ class Encoder(_PartWalker):
         return text.replace(b"=\n", b"=\r\n") + (CRLF if has_end else b"=\r\n")
 
     def _shorter(self, line: bytes) -> bytes:
-        """Return the encoded line, or a part of it, as lines of `_ENCODED_LINE` characters at most."""
+        """Split an encoded line, or a part of it, into lines of at most `_ENCODED_LINE` characters."""
         if self._encoding == "base64":
             text = self._held + line.translate(None, b" \t\r\n")
             whole = len(text) // _ENCODED_LINE * _ENCODED_LINE
@@ -501,8 +503,8 @@ def _with_encoding(block: bytes, encoding: bytes, *, only_present: bool = False)
 
 
 def _soft_lines(text: bytes) -> bytes:
-    """Break a quoted-printable line softly, but neither within an encoded byte nor behind an equals sign that
-    belongs to none, because the signs before the break would be read together.
+    """Insert soft line breaks into a quoted-printable line, but not within an encoded byte or after a stray
+    equals sign, which readers would combine with the break.
     """
     lines = []
     while len(text) >= _ENCODED_LINE:

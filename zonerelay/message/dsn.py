@@ -44,15 +44,15 @@ class DsnKind(enum.StrEnum):
 
 
 class RecipientReport(msgspec.Struct, frozen=True):
-    """One recipient's part of the report: the delivery before this outcome, and the outcome."""
+    """The part of a DSN about one recipient: the delivery before this outcome, and the outcome."""
 
     delivery: Delivery
     outcome: Outcome
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of one notification, about `message` and to its sender. The caller limits the size of the
-    returned part.
+    """The content of one DSN about `message`, which is sent to the sender of the message. The caller limits
+    the size of the returned part.
 
     With `whole_message` the message comes back instead of its header; it must pass `header.fits_lines`.
     """
@@ -69,15 +69,17 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_international(self) -> bool:
-        """True when an address is beyond ASCII, which needs RFC 6533's media types and address type."""
+        """Whether an address contains non-ASCII characters, which requires the media types and address type
+        of RFC 6533.
+        """
         addresses = [self.message.envelope.sender]
         for report in self.reports:
             addresses += [report.delivery.recipient, Mailbox(report.delivery.orcpt)]
         return not all(address.isascii() for address in addresses)
 
     def last_words(self, report: RecipientReport) -> Attempt:
-        """Return this outcome's reply, or, when the relay gave up, the peer's reply to the attempt
-        before. `host` is `""` for the relay's own reply, `at` is 0.0 without any attempt.
+        """Return the last reply about a recipient: this outcome's, or the peer's previous one if the relay
+        gave up. `host` is `""` for the relay's own reply, `at` is 0.0 without any attempt.
         """
         outcome, last = report.outcome, report.delivery.last
         if outcome.local and outcome.verdict is Verdict.EXPIRED and last is not None and not last.local:
@@ -119,7 +121,7 @@ _HINTS = {
 
 
 def for_people(notice: Notice) -> str:
-    """Return plain text with CRLF line ends."""
+    """Return the human-readable part of the DSN, with CRLF line ends."""
     lines = [f"This is the mail system of {notice.hostname}.", "", *wrap(_OPENINGS[notice.kind])]
     if notice.kind is DsnKind.DELAYED and notice.retry_until is not None:
         lines += wrap(f"Delivery will be tried until {_date(notice.retry_until)}.")
@@ -154,9 +156,7 @@ def _about(notice: Notice, report: RecipientReport) -> list[str]:
 
 
 def shown(mailbox: Mailbox) -> str:
-    """Return the address in a form that is safe on another person's screen, although our parser has checked
-    it.
-    """
+    """Return an address in a form that is safe to display."""
     return one_line(mailbox, limit=512)
 
 
@@ -182,7 +182,7 @@ _MAX_XTEXT = 512
 
 
 def compose(notice: Notice) -> bytes:
-    """Return the notification as a whole message."""
+    """Compose the DSN as a whole message."""
     if not notice.message.envelope.sender:
         raise ValueError("a notification is never sent to the null sender")
     people = for_people(notice)
@@ -268,7 +268,9 @@ def _recipient_fields(notice: Notice, report: RecipientReport) -> list[str]:
 
 
 def _original_recipient(notice: Notice, orcpt: str) -> str:
-    """Decode the address (RFC 3461 6.3 d). The type utf-8 appears only where it is allowed (RFC 6533 3)."""
+    """Decode the address in an ORCPT value (RFC 3461 6.3 d). The type utf-8 appears only where it is allowed
+    (RFC 6533 3).
+    """
     kind, _, address = orcpt.partition(";")
     if kind.lower() != "utf-8":
         plain = _decoded(address)
@@ -286,6 +288,6 @@ def _embedded_character(match: re.Match[str]) -> str:
 
 
 def _decoded(xtext: str) -> str:
-    """Decode `+XX` to one byte (RFC 3461 4). The result stays printable ASCII, because it is shown."""
+    """Decode xtext (RFC 3461 4): `+XX` is one byte. The result stays printable ASCII, because it is shown."""
     text = _XTEXT.sub(lambda match: chr(int(match[1], 16)), xtext)
     return one_line(text, limit=_MAX_XTEXT, ascii_only=True)

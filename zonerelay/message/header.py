@@ -64,8 +64,8 @@ def one_line(text: str, *, limit: int, ascii_only: bool = False) -> str:
 
 
 def wrap(text: str, width: int = WIDTH) -> list[str]:
-    """Return lines of whole words, at least one line. A word too long for any line is broken, and spaces
-    between words become one.
+    """Wrap a text between words, and return at least one line. A word too long for any line is broken, and
+    spaces between words become one.
     """
     if len(text) <= min(width, MAX_WORD_UTF8) and "  " not in text and text.strip(" ") == text:
         return [text]
@@ -73,7 +73,9 @@ def wrap(text: str, width: int = WIDTH) -> list[str]:
 
 
 def filled(pieces: Iterable[str], width: int) -> list[str]:
-    """Return lines of whole pieces, at least one line. A line begins without the blank of its first piece."""
+    """Join pieces to lines of at most `width` characters, and return at least one line. The blank at the
+    beginning of a line is removed.
+    """
     lines = [""]
     for piece in pieces:
         if lines[-1] and len(lines[-1]) + len(piece) > width:
@@ -83,12 +85,12 @@ def filled(pieces: Iterable[str], width: int) -> list[str]:
 
 
 def field(name: str, value: str) -> str:
-    """Return `Name: value`, folded (RFC 5322 2.2.3), with its final CRLF."""
+    """Format a header field, folded (RFC 5322 2.2.3) and with its final CRLF."""
     return "\r\n ".join(wrap(f"{name}: {value}")) + "\r\n"
 
 
 def crlf(data: bytes) -> bytes:
-    """Convert all line ends to CRLF and end the last line."""
+    """Convert all line ends to CRLF, and add a missing one at the end."""
     data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").replace(b"\n", b"\r\n")
     return data if data.endswith(b"\r\n") else data + b"\r\n"
 
@@ -159,14 +161,15 @@ class Header(msgspec.Struct, frozen=True, gc=False):
     controls: bool = False
 
     def without(self, dropped: Set[str]) -> "Header":
-        """Return the header without the fields named in `dropped`, in lower case."""
+        """Return the header without the fields in `dropped`, whose names are in lower case."""
         fields = tuple(field for field in self.fields if field[0].lower() not in dropped)
         return structs.replace(self, fields=fields, names=self.names - dropped)
 
 
 async def read_header(pieces: AsyncGenerator[bytes, None], limit: int) -> tuple[bytes, bool]:
-    """Return all fields with the CRLF of the last one and true, or what was read and false if the end is not
-    within `limit` and one piece. In a message without an empty line everything is header.
+    """Read the header section of a stored message. Return all fields with the CRLF of the last one and true;
+    or what was read and false, if the end is not within `limit` and one piece. A message without an empty
+    line is all header.
     """
     block = b""
     async with aclosing(pieces):
@@ -182,8 +185,8 @@ async def read_header(pieces: AsyncGenerator[bytes, None], limit: int) -> tuple[
 
 
 class HeaderScanner:
-    """Parses a header section incrementally, until `header` is set. `held` is the message so far, body bytes
-    included.
+    """Parses a header section incrementally, until `header` is set. `held` is the message so far, including
+    body bytes.
 
     `size` is the number of its bytes that are header, without the empty line after it.
     """
@@ -238,7 +241,7 @@ class HeaderScanner:
         return self.header
 
     def _found(self, end: int) -> None:
-        """Set the header of this size, unless it contains an invalid line."""
+        """Set the header, which ends here, unless it contains an invalid line."""
         header, is_whole = _parsed(bytes(self.held[:end]))
         stray = None if is_whole else _STRAY_LINE.search(self.held, 0, end)
         if stray is not None:
@@ -247,7 +250,7 @@ class HeaderScanner:
             self.size, self.header = end, header
 
     def _break_off(self, end: int) -> None:
-        """End the header before an invalid line."""
+        """End the header before an invalid line, with which the body begins."""
         held = bytes(self.held)
         line = held[end : held.find(EMPTY_LINE, end)]
         header = parse_header(held[:end])
@@ -272,7 +275,7 @@ class HeaderScanner:
         self.feed(head + held[end:])
 
     def _end(self, searched: int) -> int:
-        """Return the length of the header with the CRLF of its last field; -1 while it is unknown."""
+        """Return the length of the header including the CRLF of its last field, or -1 while it is unknown."""
         if not self._begins_well:
             if _FIRST_LINE.match(self.held):
                 self._begins_well = True
@@ -282,7 +285,9 @@ class HeaderScanner:
         return end + 2 if end >= 0 else -1
 
     def _stray_line(self) -> int:
-        """Look for a body that starts without an empty line, because no header ends within the limit."""
+        """Return where a body begins without an empty line before it, because no header ends within the
+        limit.
+        """
         stray = _STRAY_LINE.search(self.held, 0, self._max_size)
         if stray is None:
             raise HeaderTooLargeError
@@ -290,12 +295,12 @@ class HeaderScanner:
 
 
 def parse_header(block: bytes) -> Header:
-    """Parse a block that begins with a field (or an mbox line) and ends with the CRLF of its last one."""
+    """Parse a header section from its first field (or an mbox line) to the CRLF of its last field."""
     return _parsed(block)[0]
 
 
 def _parsed(block: bytes) -> tuple[Header, bool]:
-    """Return the header, and whether every line of the block is part of a field."""
+    """Parse a header section, and return whether every line in it is part of a field."""
     lead = b""
     controls = b"\0" in block
     if not _FIELD_START.match(block):
@@ -323,10 +328,11 @@ def all_fields(block: bytes) -> Fields:
 
 
 def authors(header: Header, held: bytes) -> list[str]:
-    """Return the value of every From field that any reader could find in `held`, for checks of all authors.
+    """Return the values of all From fields that any mail reader might find in `held`, for checks of the
+    author.
 
-    These may be more than those in `header`: other readers keep more than MAX_METADATA, and know other blanks
-    and line ends.
+    These may be more than those in `header`: other software reads more than MAX_METADATA bytes, and accepts
+    other white space and line ends.
     """
     if not header.names and header.lead != MAILBOX_LINE:
         return []  # the relay puts an empty line before it
@@ -384,7 +390,7 @@ _MONTHS = ("", "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "O
 
 
 def trace_fields(envelope: Envelope, header: Header, *, hostname: str, hide_client: bool = False) -> bytes:
-    """Return everything that goes before the message as it came, `header.lead` included."""
+    """Return the fields to add before a received message, followed by `header.lead`."""
     date = rfc5322_date(envelope.created)
     fields = received(envelope, date, hostname=hostname, hide_client=hide_client)
     if "date" not in header.names:
@@ -397,7 +403,7 @@ def trace_fields(envelope: Envelope, header: Header, *, hostname: str, hide_clie
 
 
 def lacks_author(envelope: Envelope, header: Header) -> bool:
-    """Return whether From must be added: it is missing, the client may relay, and the envelope has an author
+    """Return whether the relay must add From: it is missing, the client may relay, and the sender is not null
     (RFC 6409 8.1).
     """
     return "from" not in header.names and bool(envelope.sender) and not envelope.origin.stranger
@@ -420,7 +426,7 @@ def received(envelope: Envelope, date: str, *, hostname: str, hide_client: bool 
 
 
 def rfc5322_date(timestamp: float) -> str:
-    """Return `Mon, 20 Nov 2023 17:53:01 +0000`, in any locale."""
+    """Format a Unix time as in `Mon, 20 Nov 2023 17:53:01 +0000`, in any locale."""
     return _date(int(timestamp))
 
 
@@ -432,7 +438,9 @@ def _date(timestamp: int) -> str:
 
 @lru_cache(maxsize=256)
 def _from_client(helo: str, address: str, utf8: bool) -> str:
-    """Return the Extended-Domain with TCP-info of RFC 5321 4.4. A client on a Unix socket has no address."""
+    """Return the client for a Received field: the Extended-Domain with TCP-info of RFC 5321 4.4. A client on
+    a Unix socket has no address.
+    """
     name = (_NOT_IN_UTF8_NAME if utf8 else _NOT_IN_NAME).sub("?", helo[:_MAX_HELO])
     if not address:
         return f"{name} (local)"
@@ -459,7 +467,7 @@ def edit_header(
     replace: Sequence[tuple[str, str]] = (),
     remove: Collection[str] = (),
 ) -> bytes:
-    """Edit complete lines of a header that begins with its `Header.lead`.
+    """Add, replace and remove fields in a header section that begins with its `Header.lead`.
 
     The order is: remove; replace, where a message has the field (the first of its name is replaced, the
     others go); add, in the order given. Names are compared without case; values are ASCII.
@@ -491,14 +499,14 @@ def _new_field(name: str, value: str) -> bytes:
 
 
 def _edited(block: bytes, names: frozenset[bytes], instead: bytes = b"") -> bytes:
-    """Replace the first such field with `instead` and remove the others."""
+    """Replace the first of these fields with `instead`, and remove the others."""
     left = [instead]
     return change_fields(block, names, lambda _: left.pop() if left else b"")
 
 
 @lru_cache(maxsize=64)
 def _fields(names: frozenset[bytes]) -> re.Pattern[bytes]:
-    """Return the pattern of fields with these names, with their continuations."""
+    """Return a pattern that matches fields with these names, including folded lines."""
     any_name = b"|".join(map(re.escape, names))
     return re.compile(rb"(?:\A|(?<=\r\n))(?:%b)%b%b" % (any_name, _COLON, _VALUE), re.IGNORECASE)
 
@@ -526,7 +534,7 @@ _ELEMENT = re.compile(rf"(?<![^,;:])(?:[wql.@]*+<{ROUTE}({SPEC})>|({SPEC}))(?![^
 
 
 def change_addresses(header: bytes, change: Change) -> bytes:
-    """Change the addresses in complete lines of a header section. Return the same object when nothing is
+    """Change the addresses in the address fields of a header section. Return the same object when nothing is
     different.
     """
     octets, addresses = MAX_OCTETS, MAX_ADDRESSES
@@ -541,7 +549,7 @@ def change_addresses(header: bytes, change: Change) -> bytes:
 
 
 def change_field(field: bytes, change: Change) -> bytes:
-    """Change a field, given from its name to its last line end."""
+    """Change the addresses in one field, given from its name to its last line end."""
     if b"@" not in field:
         return field
     text = field.decode("utf-8", "surrogateescape")
@@ -562,7 +570,7 @@ def change_field(field: bytes, change: Change) -> bytes:
 
 
 def _tokens(text: str, start: int) -> tuple[str, list[Span]]:
-    """Return the tokens from `start` on; none when the field is malformed."""
+    """Split the value of a field into tokens; return none if the field is malformed."""
     letters, spans = tokenize(text[start:])
     if JUNK in letters:
         return "", []
@@ -570,7 +578,7 @@ def _tokens(text: str, start: int) -> tuple[str, list[Span]]:
 
 
 def _changes(text: str, local: list[Span], domain: list[Span], change: Change) -> list[tuple[int, int, str]]:
-    """Return the replacements: the parts of an address that differ."""
+    """Return the replacements that change one address: positions and new text of the parts that differ."""
     parts = (local, domain)
     if domain[-1][1] - local[0][0] > MAX_ADDRESS:
         return []

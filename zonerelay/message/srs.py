@@ -74,8 +74,8 @@ class SrsError(Exception):
 
 
 class Srs:
-    """Rewrites and restores SRS addresses. `secrets`: the first signs, all are accepted. Raises ValueError
-    when there is none.
+    """Rewrites and restores SRS addresses. The first of the `secrets` signs, and all are accepted. Raises
+    ValueError if there is none.
     """
 
     def __init__(self, settings: SrsSettings, secrets: Sequence[str]) -> None:
@@ -90,7 +90,7 @@ class Srs:
         self._local_parents = frozenset(domain[2:] for domain in own if domain.startswith("*."))
 
     def forward(self, sender: Mailbox, now: float) -> Mailbox:
-        """Return the rewritten sender for the next hop. The null sender and local domains stay unchanged.
+        """Rewrite a sender for the next hop. The null sender and senders in local domains stay unchanged.
 
         `now` is Unix time. Raise SrsError TOO_LONG.
         """
@@ -114,8 +114,8 @@ class Srs:
         return _mailbox(f"SRS1={_stamp(today)}{hashed}={first}={rest}", self.domain)
 
     def is_in_old_form(self, recipient: Mailbox) -> bool:
-        """Return whether an address is one that SRS may have made, here or in another program with the same
-        secret.
+        """Return whether the address is an SRS address in the old format, which postsrsd and other programs
+        create.
         """
         if domain_of(recipient) != self.domain:
             return False
@@ -124,8 +124,8 @@ class Srs:
         return found is not None and not _is_new(found)
 
     def reverse(self, recipient: Mailbox, now: float) -> Mailbox | None:
-        """Return the recipient of a bounce to this address, or `None` if SRS here does not create such
-        addresses.
+        """Restore the recipient of a bounce from an SRS address, or return `None` if it is not one of this
+        relay's domain.
 
         Raise SrsError.
         """
@@ -168,7 +168,9 @@ class Srs:
         )
 
     def _check_old(self, found: re.Match[str], given: str, *parts: str) -> None:
-        """Raise SrsError OLD_FORM where the old form is not read, so that no guess gets an answer."""
+        """Check the hash of an address in the old format. Raise SrsError if the hash is wrong, or OLD_FORM if
+        the old format is not accepted.
+        """
         if not self._accept_legacy:
             raise SrsError(SrsFault.WRONG_HASH if _is_new(found) else SrsFault.OLD_FORM)
         if len(given) < OLD_HASH_LENGTH or not given.isascii():
@@ -188,13 +190,13 @@ class Srs:
 
 
 def _is_new(found: re.Match[str]) -> bool:
-    """Return whether the address has the new format, in which SRS1 has the day before the hash."""
+    """Return whether the address is in the new format, in which SRS1 has the day before the hash."""
     return (_NEW_SRS0 if found.re is _SRS0 else _NEW_SRS1).fullmatch(found[1]) is not None
 
 
 def _hash(key: bytes, *parts: str | int) -> str:
-    """Hash the parts with ASCII letters in lower case, since servers change the case, each with its length
-    in front.
+    """Return the hash of these parts, each with its length, with ASCII letters in lower case because servers
+    change the case.
     """
     octets = [str(part).encode().lower() for part in parts]
     mac = hmac.digest(key, b"".join(b"%d:%b" % (len(part), part) for part in octets), "sha256")
@@ -206,7 +208,7 @@ def _stamp(day: int) -> str:
 
 
 def _day(stamp: str, today: int) -> int | None:
-    """Return the last day with this stamp, tomorrow included; `None` when the stamp is none."""
+    """Return the day of a time stamp: the last one up to tomorrow, or `None` if the stamp is invalid."""
     stamp = stamp.upper()
     if not _STAMP.fullmatch(stamp):
         return None

@@ -1,1 +1,1 @@
-"""Immutable values of mail, named as in the RFCs: no I/O and no third-party libraries."""
+"""Immutable value types for mail, named as in the RFCs, without I/O and third-party libraries."""

@@ -37,8 +37,9 @@ class AddressEntry(NamedTuple):
 
 
 class AddressList(NamedTuple):
-    """The parsed elements of an address list. `clear`: no reader finds other addresses in it, because every
-    quote, comment and bracket has its end, and no encoded word contains what separates addresses.
+    """The parsed elements of an address list. `clear`: no other software can find different addresses in it,
+    because every quote, comment and bracket has its end, and no encoded word contains a separator of
+    addresses.
     """
 
     entries: tuple[AddressEntry, ...]
@@ -84,7 +85,7 @@ _BARE = re.compile(rf"{SPEC}|{LOCAL}")
 
 
 def read_addresses(text: str) -> AddressList:
-    """Return the addresses of a header field's value, or of an argument that has the same form."""
+    """Parse the address list in a header field or in an argument of the same form."""
     letters, spans = tokenize(text)
     found: list[AddressEntry] = []
     for element in _ELEMENT.finditer(letters):
@@ -129,8 +130,9 @@ def recipient_fields(names: Sequence[str]) -> list[int]:
 
 
 def tokenize(text: str) -> tuple[str, list[Span]]:
-    """Return a letter for each token and where it is, without blanks and comments: w for a word, q for a
-    quoted string, l for a literal, x for what has no meaning there, and the special characters themselves.
+    """Split an address list into tokens without white space and comments, and return a letter and a position
+    for each: w for a word, q for a quoted string, l for a literal, x for an invalid character, and special
+    characters themselves.
     """
     letters: list[str] = []
     spans: list[Span] = []
@@ -160,7 +162,9 @@ def tokenize(text: str) -> tuple[str, list[Span]]:
 
 
 def _comments(text: str, position: int) -> dict[int, int]:
-    """Return the end of each comment that may start at or after this position. Their depth has no limit."""
+    """Return the end of each comment that may begin at or after this position. Comments may be nested to any
+    depth.
+    """
     ends: dict[int, int] = {}
     opened: list[int] = []
     for match in _IN_COMMENT.finditer(text, position):
@@ -172,7 +176,7 @@ def _comments(text: str, position: int) -> dict[int, int]:
 
 
 def _behind_quoted(text: str, position: int) -> int:
-    """Return the end of the quoted string whose content starts here, or 0 if it has none."""
+    """Return the position after the quoted string whose content begins here, or 0 if it is not closed."""
     for match in _IN_QUOTED.finditer(text, position):
         if match[0] == '"':
             return match.end()
@@ -180,7 +184,7 @@ def _behind_quoted(text: str, position: int) -> int:
 
 
 def _joined(text: str, spans: list[Span], tokens: Span, written: str) -> tuple[str, str, int]:
-    """Return the address of these tokens as an entry."""
+    """Return the address that these tokens form, the text of the entry, and the position after it."""
     first, behind = tokens
     address = "".join([text[begin:end] for begin, end in spans[first:behind]]).replace("\r\n", "")
     can_be = "\ufffd" not in address and address.isprintable() and len(address) <= MAX_ADDRESS
@@ -199,7 +203,7 @@ def _name(text: str, begin: int, letters: str, spans: list[Span]) -> str:
 
 
 def _comment(text: str, begin: int, spans: list[Span], end: int) -> str:
-    """Return the comments around and between these tokens: older programs write the name there."""
+    """Return the comments around and between these tokens, where older programs write the display name."""
     gaps: list[str] = []
     for first, behind in spans:
         gaps.append(text[begin:first])

@@ -1,4 +1,4 @@
-"""Mappings and sets of bounded size, for what a relay remembers about clients, hosts and messages."""
+"""Mappings and sets of bounded size, for what the relay remembers about clients, hosts and messages."""
 
 from collections import OrderedDict
 from typing import Generic, TypeVar
@@ -12,7 +12,9 @@ MAX_REMEMBERED = 10_000
 
 
 class BoundedDict(OrderedDict[Key, Value]):
-    """A dict of at most `limit` keys. A key that is set is the newest one, and the oldest makes room."""
+    """A dict of at most `limit` keys, which removes the oldest one when it is full. Setting a key makes it
+    the newest one.
+    """
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -26,8 +28,8 @@ class BoundedDict(OrderedDict[Key, Value]):
 
 
 class ExpiringSet(Generic[Key]):
-    """A set in which keys stay for `seconds` after the latest `add`; `until` has the time of each. A full set
-    forgets the oldest key.
+    """A set in which keys stay for `seconds` after the latest `add`; `until` has the expiry of each. A full
+    set forgets the oldest key.
     """
 
     def __init__(self, clock: Clock, seconds: float, limit: int = MAX_REMEMBERED) -> None:

@@ -31,7 +31,7 @@ CODECS = frozenset(
 
 
 def codec_of(charset: str) -> str | None:
-    """Return Python's name of a character set, `None` for one that is not in the list."""
+    """Return the Python codec for a character set, or `None` if the character set is not allowed."""
     if len(charset) > MAX_NAME or not charset.isascii():
         return None
     name = normalize_encoding(charset.strip().lower())

@@ -12,16 +12,16 @@ class Clock(Protocol):
         """Return seconds since the Unix epoch, UTC. May step when an operator sets the clock."""
 
     def monotonic(self) -> float:
-        """Return seconds that never go backwards; only differences mean something."""
+        """Return seconds that never decrease; only differences between two values are meaningful."""
 
     def boottime(self) -> float:
-        """Return seconds as `monotonic` does, but count the time in which the machine was suspended: for
-        leases, which others go on to measure meanwhile.
+        """Return seconds like `monotonic`, but including the time in which the machine was suspended, because
+        other nodes go on measuring leases.
         """
 
 
 class SystemClock:
-    """The machine's clock. Built in `worker.py` and handed down."""
+    """The clock of the operating system. It is created in `worker.py` and passed to other objects."""
 
     # The functions themselves: the clock is read a dozen times per message.
     now = staticmethod(_time.time)
@@ -47,7 +47,7 @@ class ManualClock:
         return self._monotonic + self._suspended
 
     def suspend(self, seconds: float) -> None:
-        """Move only the wall clock, as while the machine sleeps."""
+        """Move only the wall clock, as if the machine had been suspended."""
         self._now += seconds
         self._suspended += seconds
 
@@ -56,5 +56,5 @@ class ManualClock:
         self._monotonic += seconds
 
     def step(self, seconds: float) -> None:
-        """Change the wall time as NTP or an operator does; the monotonic clock continues."""
+        """Change the wall clock as NTP or an operator does, without changing the monotonic clock."""
         self._now += seconds

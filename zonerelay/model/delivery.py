@@ -22,7 +22,7 @@ from zonerelay.model.reply import Attempt
 
 
 class QueueKind(enum.StrEnum):
-    """The kind of a queue."""
+    """The kind of a queue: mail of a zone, mail of an outbox mailbox, webhook events, or dropped mail."""
 
     MAIL = "mail"
     MAILBOX = "mailbox"
@@ -46,7 +46,9 @@ class QueueName(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The zone for metrics, which have one for all mailboxes: those are as many as applications make."""
+        """The zone as a metric label, which is the same for all mailboxes, because applications may create
+        any number of them.
+        """
         return QueueKind.MAILBOX.value if self.kind is QueueKind.MAILBOX else self.zone
 
     def __str__(self) -> str:
@@ -55,7 +57,7 @@ class QueueName(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def parse_queue(text: str) -> QueueName:
-    """Read the text of a name. A newer release's priority, which this one does not know, is normal."""
+    """Parse the text of a queue name. An unknown priority, from a newer release, is read as normal."""
     zone, _, named = text.partition(";")
     priority = _PRIORITIES.get(named, Priority.NORMAL)
     word, slash, name = zone.partition("/")
@@ -70,7 +72,7 @@ def queue_of(zone: str, priority: Priority = Priority.NORMAL) -> QueueName:
 
 
 def queues_of(zone: str) -> tuple[QueueName, ...]:
-    """Return the queues that a zone may have, the most urgent first."""
+    """Return the queues of a zone, one per priority, the most urgent first."""
     return tuple(queue_of(zone, each) for each in Priority)
 
 
@@ -84,7 +86,7 @@ def bin_of(queue: QueueName) -> QueueName:
 
 
 def mailbox_zone(mailbox: int) -> str:
-    """Return the name of the zone that serves a mailbox, by the number of its row."""
+    """Return the name of the zone that sends the mail of an outbox mailbox, by the number of its row."""
     return f"{QueueKind.MAILBOX}/{mailbox}"
 
 
@@ -109,7 +111,7 @@ class DeliveryState(enum.StrEnum):
 
 
 class DeliveryKey(NamedTuple):
-    """Identifies a delivery in every store. The same recipient twice in one message is one delivery."""
+    """The key of a delivery in every store. The same recipient twice in one message is one delivery."""
 
     queue: QueueName
     message_id: MessageId
@@ -117,8 +119,8 @@ class DeliveryKey(NamedTuple):
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The durable state of one recipient. `created` and `next_attempt` are Unix times in seconds;
-    `next_attempt` 0.0 means at once.
+    """The durable state of one recipient of one message. `created` and `next_attempt` are Unix times in
+    seconds; `next_attempt` 0.0 means at once.
 
     `created` is what ages count from: the acceptance, or the release that the client asked for with
     FUTURERELEASE (RFC 4865), which `next_attempt` names too until then.
@@ -165,8 +167,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return not self.held and self.next_attempt <= now
 
     def state(self, now: float) -> DeliveryState:
-        """Return dropped, held, deferred or ready. The scheduler knows which deliveries are active, and the
-        orders which are suspended.
+        """Return the state of the delivery: dropped, held, deferred or ready. The scheduler knows which
+        deliveries are active, and the orders which are suspended.
         """
         if self.queue.kind is QueueKind.BIN:
             return DeliveryState.DROPPED
@@ -175,13 +177,13 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return DeliveryState.READY if self.next_attempt <= now else DeliveryState.DEFERRED
 
     def deferred(self, until: float, attempt: Attempt, *, counts: bool = True) -> "Delivery":
-        """Return the next state after a deferral; `counts` is false if no peer was contacted."""
+        """Return the delivery after a deferral; `counts` is false if the attempt did not contact a peer."""
         return structs.replace(
             self, attempts=self.attempts + (1 if counts else 0), next_attempt=until, last=attempt, act=""
         )
 
     def corrected_at(self, now: float) -> "Delivery":
-        """Return the delivery with its due time corrected for a clock that was set back to `now`.
+        """Return the delivery with its due time corrected after the clock was set back to `now`.
 
         An attempt in the future shows that the clock was ahead when it was made: the next one waits, from now
         on, for as long as it was to wait then. Mail without an attempt that was due before it was accepted is
@@ -197,7 +199,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         )
 
     def released_at(self, now: float) -> float:
-        """Return the due time of a delivery that is released: when its sender wants it sent, or now.
+        """Return the due time after a hold ends: the release time that the sender requested, or now.
 
         It is never 0.0, which is the due time of new mail: a claim reads that in the order of the message
         ids, so new mail would wait until the claims have stepped over everything that was accepted after the

@@ -33,12 +33,12 @@ NULL_SENDER = Mailbox("")
 
 
 def local_part(mailbox: Mailbox) -> str:
-    """Return everything before the last `@`; the whole text for a bare `postmaster`."""
+    """Return the part of an address before the last `@`, or the whole text of `postmaster` alone."""
     return mailbox.rpartition("@")[0] or mailbox
 
 
 def domain_of(mailbox: Mailbox) -> str:
-    """Return the part after the last `@` in lower case, as sent (U-label or A-label); `""` if there is none.
+    """Return the domain of an address in lower case, as sent (U-label or A-label), or `""` if it has none.
 
     The last `@` is the right one: RFC 5321 4.1.2 lets a quoted local part hold others.
     """
@@ -47,12 +47,12 @@ def domain_of(mailbox: Mailbox) -> str:
 
 
 def path(mailbox: Mailbox) -> str:
-    """Return the RFC 5321 path form, with angle brackets."""
+    """Return an address as an RFC 5321 path, in angle brackets."""
     return f"<{mailbox}>"
 
 
 def recipient_key(mailbox: Mailbox) -> str:
-    """Return the mailbox with its domain in lower case: equal for spellings of the same mailbox."""
+    """Return the address with its domain in lower case, so that spellings of the same mailbox are equal."""
     local, at, domain = mailbox.rpartition("@")
     return f"{local}{at}{domain.lower()}"
 
@@ -75,7 +75,7 @@ class MessageIdSource:
         self.renumber(worker)
 
     def renumber(self, worker: int) -> None:
-        """Make ids of this worker from now on."""
+        """Generate ids with this worker number from now on."""
         if not 0 <= worker < MAX_WORKERS:
             raise ValueError(f"worker must be 0 to {MAX_WORKERS - 1}, not {worker}")
         self._suffix = f"{worker:02x}"
@@ -87,7 +87,9 @@ class MessageIdSource:
 
 
 def first_at(now: float) -> MessageId:
-    """Return a bound: ids made before this time (Unix seconds) are not larger, later ones not smaller."""
+    """Return the smallest possible message id of this Unix time: earlier ids are not larger, later ones not
+    smaller.
+    """
     return MessageId(f"{int(now * 1000) << _SEQUENCE_BITS:014x}00")
 
 
@@ -116,8 +118,8 @@ class Priority(enum.StrEnum):
 
 
 class Notify(enum.IntFlag):
-    """The NOTIFY parameter of RCPT (RFC 3461 4.1). `UNSET` means the client did not say: failures and delays
-    are reported.
+    """The NOTIFY parameter of RCPT (RFC 3461 4.1). `UNSET` means that the client did not specify it: failures
+    and delays are reported.
     """
 
     UNSET = 0
@@ -165,8 +167,8 @@ OUTBOX = "outbox"
 class Origin(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The origin of a message, for the Received header, the trace and routing, but never for metrics.
 
-    `certificate` is the SHA-256 fingerprint of the client's, `""` when it showed none. `stranger`: a client
-    that may not relay, whose mail was taken for a sender that SRS has made.
+    `certificate` is the SHA-256 fingerprint of the client's certificate, or `""`. With `stranger`, the client
+    may not relay, and its mail was accepted because it is for an SRS address.
     """
 
     client_address: str = ""
@@ -181,8 +183,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """The immutable envelope of one message. `created` is Unix time in seconds. `require_tls`: it is sent on
-    over TLS alone, to servers that prove who they are.
+    """The immutable envelope of one message. `created` is Unix time in seconds. With `require_tls`, the
+    message is sent only over TLS and to verified servers.
     """
 
     id: MessageId

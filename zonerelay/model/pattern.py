@@ -1,11 +1,11 @@
-"""Matches texts against patterns of operators, in which `*` stands for any text. Pure."""
+"""Matches texts against operators' patterns, in which `*` stands for any text. Pure."""
 
 import re
 from functools import lru_cache
 
 
 def glob(pattern: str, flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:
-    """Return a pattern for `fullmatch`."""
+    """Convert a pattern with `*` to a regular expression for `fullmatch`."""
     # Not fnmatch: `?` and `[` are ordinary characters of an address.
     first, *others = map(re.escape, pattern.split("*"))
     # Atomic groups: each part is searched from left to right, so that a text is read only once.
@@ -14,7 +14,7 @@ def glob(pattern: str, flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:
 
 
 def is_like(pattern: str | None, text: str) -> bool:
-    """Return whether a text has this pattern, whatever the case. None is any pattern."""
+    """Return whether a text matches this pattern, ignoring case. The pattern None matches every text."""
     return pattern is None or _compiled(pattern).fullmatch(text) is not None
 
 

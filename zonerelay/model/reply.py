@@ -22,7 +22,7 @@ class Reply(msgspec.Struct, frozen=True):
     """An SMTP reply. `code` is 200–599; `detail` is the RFC 3463 subject and detail (`"1.1"`), `""` when none
     applies.
 
-    `text` may hold several lines separated by `\\n`; it is shown to people and never parsed again.
+    `text` may hold several lines separated by `\\n`; it is for display only and never parsed again.
     """
 
     code: int
@@ -69,12 +69,12 @@ MAX_SAME = 100
 
 
 def same_reply(reply: str) -> str:
-    """Return the part of a reply that is equal in equivalent replies."""
+    """Return a reply without the parts that differ between equivalent replies, for grouping."""
     return _DIFFERS.sub("…", reply)[:MAX_SAME]
 
 
 class Verdict(enum.StrEnum):
-    """The final or temporary result for a recipient."""
+    """The result of an attempt for one recipient."""
 
     DELIVERED = "delivered"
     DEFERRED = "deferred"
@@ -87,9 +87,9 @@ class Scope(enum.StrEnum):
     smtp_trouble).
 
     RECIPIENT and MESSAGE concern only themselves. HOST means that the destination's hosts could not be
-    reached or would not talk: every delivery for the destination would fail the same way, so
-    the destination is suspended. DOMAIN is a routing failure (DNS) of one recipient domain.
-    LOCAL is an error of the relay itself (store, configuration, a bug) and says nothing about any peer.
+    reached or refused to talk: every delivery for the destination would fail the same way, so the destination
+    is suspended. DOMAIN is a routing failure (DNS) of one recipient domain. LOCAL is an error of the relay
+    itself (store, configuration, a bug) and says nothing about any peer.
     """
 
     RECIPIENT = "recipient"
@@ -102,8 +102,8 @@ class Scope(enum.StrEnum):
 class Attempt(msgspec.Struct, frozen=True):
     """The stored summary of an attempt, for `queue show` and DSNs.
 
-    `host` is the MX host's name, `peer` its address and port, both `""` when none was reached;
-    `local` is true when the reply is ours (DNS, connection, policy) and not a peer's.
+    `host` is the MX host's name, `peer` its address and port, both `""` if none was reached; `local` is true
+    when the reply is ours (DNS, connection, policy) and not a peer's.
     """
 
     at: float

@@ -1,4 +1,4 @@
-"""Defines the responses to operators' requests: streams of frames, one JSON object per line.
+"""Defines the responses to operators' requests, which are streams of frames: one JSON object per line.
 
 A client reads frames until `EndFrame` or `ErrorFrame`, and reports a stream that stops without either as
 truncated. A list is sent as one frame per delivery, so neither side ever holds a whole queue. Times are Unix
@@ -32,7 +32,7 @@ MAX_FRAME = 16 * 1024 * 1024
 
 
 class ZoneStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The status of a zone."""
+    """The status of one zone: its numbers of deliveries by state."""
 
     name: str
     ready: int
@@ -45,11 +45,11 @@ class ZoneStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of one destination.
+    """The status of one destination.
 
     `active` and `waiting` count deliveries in the scheduler's window. `ready`, `deferred` and `held` count
-    deliveries in the whole queue (`RelayStatus.every` says how they were counted), and `oldest_seconds` is
-    the age of the oldest one. `suspended` counts deliveries that an operator has suspended; `ready` and
+    deliveries in the whole queue (`RelayStatus.every` describes how they were counted), and `oldest_seconds`
+    is the age of the oldest one. `suspended` counts deliveries that an operator has suspended; `ready` and
     `deferred` do not include them.
 
     `destination` is the MX domain or next hop under which the destination was first seen, and `hosts` are its
@@ -82,21 +82,21 @@ class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def matters(self) -> bool:
-        """Whether mail waits or is being sent, or the destination is suspended."""
+        """Whether the destination has mail or is suspended, so that `status` lists it."""
         mail = self.ready or self.active or self.waiting or self.deferred or self.held or self.suspended
         return bool(mail) or self.suspended_until is not None
 
 
 def hurts(row: DestinationStatus) -> tuple[object, ...]:
-    """Return the sort key of `status`: suspended destinations first, then the most deferred and the oldest
-    mail.
+    """Return the key by which `status` sorts destinations: suspended ones first, then the most deferred and
+    the oldest mail.
     """
     is_suspended = row.suspended_until is not None or row.suspended > 0
     return (not is_suspended, -row.deferred, -row.oldest_seconds, -row.ready, -row.active, -row.held)
 
 
 class SummaryRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of a summary."""
+    """A row of a queue summary: one key with its counts by age."""
 
     key: str
     total: int
@@ -125,8 +125,8 @@ class QuotaStatus(msgspec.Struct, frozen=True):
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One of several workers. `problem` is the reason why its predecessor ended, or why the worker does not
-    answer.
+    """The status of one worker process. `problem` is the reason why its previous process ended, or why the
+    worker does not respond.
     """
 
     worker: int
@@ -138,9 +138,9 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TlsPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The TLS policy for a host. `because` names where it comes from: "zone", "destination" or "mta-sts".
-    With `dane`, hosts that have TLSA records must match them. `names` and `certificates` are accepted instead
-    of the host's name.
+    """The TLS policy for a host. `because` names its origin: "zone", "destination" or "mta-sts". With `dane`,
+    hosts that have TLSA records must match them. `names` and `certificates` are accepted instead of the
+    host's name.
     """
 
     mode: str
@@ -151,8 +151,8 @@ class TlsPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StsPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The MTA-STS policy of a domain. `mode` is "" if no policy is known; `problem` is the reason if there
-    should be one.
+    """The MTA-STS policy of a domain, as the relay knows it. `mode` is "" if no policy is known; `problem` is
+    the reason if there should be one.
     """
 
     mode: str = ""
@@ -194,8 +194,8 @@ class ChangePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AddressPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """An IP address of a host, and the local address that packets to it leave from. These are several,
-    separated by commas, if the choice depends on the message. `problem` is the reason why the address would
+    """An IP address of a host, and the local address of connections to it. The local address is a list
+    separated by commas if the choice depends on the message. `problem` is the reason why the address would
     not be used. `learned` lists what the relay does differently there because of the host's earlier
     behaviour.
     """
@@ -207,7 +207,8 @@ class AddressPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One MX host, or the next hop. `problem` is the reason why it cannot be used now.
+    """One MX host of the domain, or a host of the zone's next hop. `problem` is the reason why it cannot be
+    used now.
 
     `tlsa` has the types of the TLSA records that its certificate must match, such as "3 1 1" (DANE).
     """
@@ -253,8 +254,8 @@ class RouteCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
-    """A frame of a response. Unknown fields are ignored, so that an older command can read a newer relay's
-    answer.
+    """The base class of the frames of a response. Unknown fields are ignored, so that an older command can
+    read a newer relay's answer.
     """
 
 
@@ -266,10 +267,11 @@ class Pong(_Frame, frozen=True, kw_only=True, tag="pong"):
 
 
 class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
-    """One recipient of one message. `next_attempt` is 0 if the delivery is due now; `sender` is "" for `<>`.
+    """One delivery: the state of one recipient of one message. `next_attempt` is 0 if the delivery is due
+    now; `sender` is "" for `<>`.
 
     Ages are measured from `created`. If it is in the future, it is the release time that the sender
-    requested. In the answer about one message, `routed` is the rule that chose the zone at acceptance.
+    requested. In the response about one message, `routed` is the rule that chose the zone at acceptance.
     `new_zone` is the zone that would be chosen for a new message like it, if that is a different one, and
     `new_why` is the rule.
     """
@@ -312,7 +314,7 @@ class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
         return bin_of(queue) if self.state == DeliveryState.DROPPED else queue
 
     def waits_for(self, turn: DestinationStatus) -> "DeliveryRow":
-        """Return the row with the turns of its destination."""
+        """Return the row with the rate limit that its destination waits for."""
         return msgspec.structs.replace(
             self,
             next_turn=turn.next_turn,
@@ -333,8 +335,9 @@ class OrderRow(_Frame, OrderFields, frozen=True, kw_only=True, tag="order"):
 
 
 class OrderResult(_Frame, frozen=True, kw_only=True, tag="order-given"):
-    """The suspension or hold rule is active. `new` is false if one with these selectors already existed. None
-    of the mail that it applies to expires before `first_expiry`; `None` means that no mail matches yet.
+    """The result of a suspension or hold rule, which is now active. `new` is false if one with these
+    selectors already existed. None of the mail that it applies to expires before `first_expiry`; `None` means
+    that no mail matches yet.
     """
 
     order: OrderRow
@@ -388,7 +391,7 @@ class MessageBody(_Frame, frozen=True, kw_only=True, tag="body"):
 
 
 class BodyPiece(_Frame, frozen=True, kw_only=True, tag="piece"):
-    """The next bytes of a body, in base64. Line ends are CRLF, and dots are not stuffed."""
+    """The next bytes of a message body, in base64. Line ends are CRLF, and dots are not stuffed."""
 
     octets: bytes
 
@@ -415,7 +418,7 @@ def summary_of(
     every: int,
     most: int | None = None,
 ) -> Summary:
-    """Return the summary of counts by key and age, with at most `most` keys."""
+    """Build a queue summary from counts by key and age, with at most `most` keys."""
     rows = [SummaryRow(key=key, total=sum(ages), ages=tuple(ages)) for key, ages in counts.items()]
     rows.sort(key=lambda row: (-row.total, row.key))
     others = [other, *(row.ages for row in rows[most:])] if most is not None else [other]
@@ -427,7 +430,9 @@ def summary_of(
 
 
 class Progress(_Frame, frozen=True, kw_only=True, tag="progress"):
-    """A progress report. `total` is the number of deliveries at the start, or 0 if it is not known."""
+    """A report about the progress of an operation. `total` is the number of deliveries at the start, or 0 if
+    it is not known.
+    """
 
     done: int
     total: int = 0
@@ -444,7 +449,8 @@ class Count(_Frame, frozen=True, kw_only=True, tag="count"):
 
 
 class ChangeResult(_Frame, frozen=True, kw_only=True, tag="changed"):
-    """The result of a change. `busy` deliveries are being attempted at this moment and were not changed.
+    """The result of a change to the queue. `busy` deliveries are being attempted at this moment and were not
+    changed.
 
     `act` is the id of this change. `no_undo` is the reason why it cannot be undone, or "" if it can. `undoes`
     is the id of the change that this one has undone. Of its deliveries, `gone` have left the queue and
@@ -464,7 +470,9 @@ class ChangeResult(_Frame, frozen=True, kw_only=True, tag="changed"):
     note: str = ""
 
     def lines(self, done: str = "") -> Iterator[str]:
-        """Yield the result as sentences. The first says how many deliveries are `done`, such as "held"."""
+        """Yield the result as human-readable sentences. The first has the number of deliveries and the
+        participle `done`, such as "held".
+        """
         if self.undoes:
             were = "was" if self.changed == 1 else "were"
             yield f"{deliveries(self.changed)} {were} restored to the state before change {self.undoes}."
@@ -504,13 +512,13 @@ class ActRow(_Frame, frozen=True, kw_only=True, tag="act"):
 
 
 class LossDismissal(_Frame, frozen=True, kw_only=True, tag="acknowledged"):
-    """The spool loss was dismissed and is no longer reported."""
+    """The result of dismissing a spool loss, which is no longer reported."""
 
     loss: str
 
 
 class ResolvedAddress(_Frame, frozen=True, kw_only=True, tag="address"):
-    """The address of a pseudonym. `role` is `sender` or `recipient`."""
+    """An address that was found for a pseudonym. `role` is `sender` or `recipient`."""
 
     address: str
     role: str
@@ -518,7 +526,7 @@ class ResolvedAddress(_Frame, frozen=True, kw_only=True, tag="address"):
 
 
 class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
-    """The status of the relay."""
+    """The status of the relay, for `zonerelay status`."""
 
     software: str
     pid: int
@@ -617,8 +625,8 @@ class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
 
 
 class StreamGap(_Frame, frozen=True, kw_only=True, tag="missed"):
-    """A gap in a stream, where events were skipped. So many events (counted before they are filtered) or
-    lines are missing here because the reader is slow; or `why` explains the gap or the end.
+    """A gap in a stream, where events were skipped. `count` events (before filtering) or lines are missing
+    because the reader is slow; otherwise `why` explains the gap or the end of the stream.
     """
 
     count: int = 0
@@ -637,7 +645,9 @@ class WebhookState(enum.StrEnum):
 
 
 class WebhookRow(_Frame, frozen=True, kw_only=True, tag="webhook"):
-    """A webhook. `oldest` is the Unix time of the oldest event that waits for it."""
+    """A webhook with its state and its number of queued events. `oldest` is the Unix time of the oldest event
+    that waits for it.
+    """
 
     name: str
     state: WebhookState
@@ -649,14 +659,14 @@ class WebhookRow(_Frame, frozen=True, kw_only=True, tag="webhook"):
 
 
 class WebhookTestResult(_Frame, frozen=True, kw_only=True, tag="webhook-tested"):
-    """The reply of the endpoint to a test event."""
+    """The endpoint's response to a test event."""
 
     ok: bool
     text: str
 
 
 class WebhookReplayResult(_Frame, frozen=True, kw_only=True, tag="webhook-replayed"):
-    """The number of events queued for the endpoint."""
+    """The number of a webhook's events that are retried now."""
 
     queued: int
 
@@ -680,7 +690,7 @@ class UnreadyReasons(_Frame, frozen=True, kw_only=True, tag="reasons"):
 class EndFrame(_Frame, frozen=True, kw_only=True, tag="end"):
     """The last frame of a complete response. `more` is true if a limit cut a list short; `next` is then the
     cursor of the next page, if there are pages. `missing` describes the workers that did not answer and the
-    spools that are damaged; the answer does not include their mail.
+    spools that are damaged; the response does not include their mail.
     """
 
     count: int = 0
@@ -690,7 +700,7 @@ class EndFrame(_Frame, frozen=True, kw_only=True, tag="end"):
 
 
 class ErrorFrame(_Frame, frozen=True, kw_only=True, tag="problem", omit_defaults=True):
-    """The last frame of a failed response; `detail` is a text for people."""
+    """The last frame of a failed response; `detail` is a human-readable message."""
 
     code: ErrorKind
     detail: str
@@ -716,7 +726,7 @@ def encode(value: msgspec.Struct) -> bytes:
 
 
 def decode_frame(line: bytes) -> Frame:
-    """Decode a frame. Raise ControlError if the line is not a frame."""
+    """Decode one line of a response to a frame. Raise ControlError if the line is not a frame."""
     try:
         frame: Frame = _frame.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -731,7 +741,7 @@ class LineSplitter:
         self._begun: list[bytes] = []
 
     def take(self, piece: bytes) -> list[bytes]:
-        """Return the lines that the piece completes. Raise ControlError if a line is too long."""
+        """Return the lines that are complete with these bytes. Raise ControlError if a line is too long."""
         first, *others = piece.split(b"\n")
         self._begun.append(first)
         if not others:
@@ -744,7 +754,7 @@ class LineSplitter:
 
 
 def addresses_in(frame: object) -> list[str]:
-    """Return the addresses in an answer to a question for them."""
+    """Return the addresses that a response frame contains."""
     match frame:
         case ResolvedAddress():
             return [frame.address]
@@ -758,7 +768,7 @@ def problem_of(error: ControlError) -> ErrorFrame:
 
 
 def cursor_of(row: DeliveryRow) -> str:
-    """Return the cursor of the position after this row, for the next page of a list."""
+    """Return the cursor for the page of a list that begins after this row."""
     return (
         base64.urlsafe_b64encode(_encoder.encode((row.queue.text, row.message_id, row.recipient)))
         .decode()
@@ -767,7 +777,7 @@ def cursor_of(row: DeliveryRow) -> str:
 
 
 def place_of(cursor: str) -> DeliveryKey:
-    """Return the position that a cursor represents. Raise InvalidError if `cursor_of` has not made it."""
+    """Decode a cursor to the position that it represents. Raise InvalidError if the cursor is not valid."""
     try:
         octets = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         queue, message_id, recipient = msgspec.json.decode(octets, type=tuple[str, str, str])

@@ -24,8 +24,8 @@ _MESSAGE = "/v1/queue/messages/{message_id}"
 def _delivery_order(
     request: requests.QueueList | requests.QueueCount, row: answers.DeliveryRow
 ) -> tuple[object, ...]:
-    """Return the sort key by which each worker lists deliveries: by queue, then the oldest message first,
-    with the outbox last. Pages depend on this order. The queues of one zone are listed by priority.
+    """Return the key by which workers sort deliveries: by queue, then by message id (the oldest first), with
+    the outbox last. Pages depend on this order. The queues of one zone are listed by priority.
     """
     zone = request.filter.zone
     queues = () if zone is None else queues_of(zone)
@@ -52,8 +52,8 @@ def _read(
     rows: str = "",
     **more: Any,
 ) -> Operation:
-    """Describe an operation, by default one that changes nothing. Its path is its name unless it is given. If
-    `rows` is given, it answers with rows, in the member of this name.
+    """Define an operation, by default one that changes nothing. Its path is its name unless it is given. If
+    `rows` is given, the response consists of rows, in the JSON member of this name.
     """
     if path is None:
         path = f"/v1/{str(request.__struct_config__.tag).replace('-', '/', 1)}"
@@ -70,7 +70,7 @@ def _write(
     completes: bool = True,
     **more: Any,
 ) -> Operation:
-    """Describe an operation that changes something."""
+    """Define an operation that changes something."""
     return _read(request, reply, merge, scope="operate", method="POST", completes=completes, **more)
 
 
@@ -201,11 +201,11 @@ else:
 class OperationCall(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """A request with the handler that processes it. A supervisor sends it to its workers as one line of JSON.
+    """A request with its caller, for the handler. A supervisor sends it to its workers as one line of JSON.
 
-    `caller` is the person who makes the request, for the log. A supervisor gives the same `id` and the same
-    request time `at` to all workers; "" and 0 mean that the worker uses its own. With `clear` the caller may
-    see addresses in place of the pseudonyms that the relay knows in memory.
+    `caller` is the name of the client for the log. A supervisor gives the same `id` and the same request time
+    `at` to all workers; "" and 0 mean that the worker uses its own. With `clear` the caller may see addresses
+    in place of the pseudonyms that the relay knows in memory.
     """
 
     request: AnyRequest
@@ -220,7 +220,7 @@ MAX_CALL = 2 * 1024 * 1024
 
 
 def decode_call(line: bytes) -> OperationCall:
-    """Decode a call. Raise InvalidError if it is not valid."""
+    """Decode a call, which is one line of JSON. Raise InvalidError if it is not valid."""
     try:
         return msgspec.json.decode(line, type=OperationCall)
     except msgspec.DecodeError as error:

@@ -1,5 +1,5 @@
-"""The errors of operations. Each error has a kind, from which HTTP and the command line derive a status, and
-a text for people.
+"""The exceptions that operations raise, each with its code for clients. Each error has a kind, from which
+HTTP and the command line derive a status, and a text for people.
 """
 
 import enum
@@ -25,7 +25,7 @@ class ErrorKind(enum.StrEnum):
 
 
 class ControlError(Exception):
-    """An operation failed; the text says what to do. `pointer` is a JSON pointer into the request."""
+    """An operation failed; the message says what to do. `pointer` is a JSON pointer into the request."""
 
     kind = ErrorKind.NOT_POSSIBLE
 
@@ -35,11 +35,11 @@ class ControlError(Exception):
 
 
 class NotRunningError(ControlError):
-    """No relay answers at the socket."""
+    """No relay responds at the control socket."""
 
 
 class AnotherRelayError(ControlError):
-    """Another relay answers at the socket on which this one would listen."""
+    """Another relay already responds at the control socket that this one would use."""
 
 
 class NotFoundError(ControlError):
@@ -49,7 +49,7 @@ class NotFoundError(ControlError):
 
 
 class InvalidError(ControlError):
-    """The request is not valid."""
+    """A field of the request has an invalid value."""
 
     kind = ErrorKind.INVALID
 
@@ -83,7 +83,7 @@ _BY_KIND[ControlError.kind] = ControlError
 
 
 def error_of(code: str, detail: str, pointer: str = "") -> ControlError:
-    """Return the error with which a relay has answered. An unknown code is treated as an error of HTTP
-    itself.
+    """Convert the code and text of an error response to an exception. An unknown code is treated as an error
+    of the HTTP layer.
     """
     return _BY_KIND.get(code, UnexpectedError)(detail, pointer=pointer)

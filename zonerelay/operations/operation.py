@@ -16,9 +16,7 @@ Scope = Literal["read", "operate", "submit"]
 
 
 class Unit(enum.Enum):
-    """The notation in which people write an option's value, if it differs from that of the request's
-    field.
-    """
+    """The notation of an option's value on the command line, if it differs from that of the request field."""
 
     DURATION = "duration"
     """ "2h" is 7200.0 seconds."""
@@ -39,7 +37,7 @@ class Unit(enum.Enum):
 
 
 class OperationOption(msgspec.Struct, frozen=True):
-    """An option of an operation: a field of its request that users can set.
+    """How a request field is set on the command line.
 
     `flag` is its option on the command line, or "" if it has none; a `positional` field is an argument
     without a flag. `word` is its name in the text form of a filter, as in `from:@example.com`.
@@ -55,8 +53,8 @@ class OperationOption(msgspec.Struct, frozen=True):
 def option(
     text: str, usage: str = "", unit: Unit | None = None, *, word: str = "", **constraints: Any
 ) -> msgspec.Meta:
-    """Return the annotation of a field: its help, how people write it, and the constraints that msgspec
-    checks. The help is also the description in OpenAPI.
+    """Return the annotation of a request field that users can set: its help, its notation, and the
+    constraints that msgspec checks. The help is also the description in OpenAPI.
 
     `usage` is what help shows for it, such as "--zone ZONE", "--exact" or "ADDRESS"; "" means that it is not
     on the command line. `word` is the name of the flag unless it is given. A constraint belongs to a plain
@@ -94,9 +92,7 @@ class FieldDescription(msgspec.Struct, frozen=True):
 
 @cache
 def fields_of(request: type[msgspec.Struct], within: str = "") -> tuple[FieldDescription, ...]:
-    """Return the fields of a request that people can set; the fields of a nested struct replace the
-    struct.
-    """
+    """Return the fields of a request that users can set; those of a nested struct are listed in its place."""
     found: list[FieldDescription] = []
     for each in msgspec.structs.fields(request):
         hint = each.type
@@ -123,7 +119,7 @@ def fields_of(request: type[msgspec.Struct], within: str = "") -> tuple[FieldDes
 
 
 def option_of(hint: Any) -> msgspec.Meta | None:
-    """Return the annotation of a field that people can set, or None."""
+    """Return the `option` annotation of a field, or None if users cannot set the field."""
     metas = hint.__metadata__ if get_origin(hint) is Annotated else ()
     return next((each for each in metas if "option" in (each.extra or {})), None)
 
@@ -139,7 +135,7 @@ def _choices(hint: Any) -> tuple[str, ...]:
 
 
 class ResponseKind(enum.Enum):
-    """The kind of content that a response has before its `EndFrame`."""
+    """The kind of frames in a response before its `EndFrame`."""
 
     ONE = "one"
     """One frame."""
@@ -152,7 +148,7 @@ class ResponseKind(enum.Enum):
 
 
 class MergeRule(enum.Enum):
-    """How several workers answer a request, and how their responses are merged."""
+    """Which workers answer a request, and how their responses are merged."""
 
     ALONE = "alone"
     """The process that the client has reached answers by itself."""
@@ -204,16 +200,16 @@ LIVE = Merge(how=MergeRule.LIVE)
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """An operation that operators can request.
+    """The definition of an operation that operators can request.
 
-    `path` is its HTTP path, with the names of fields in braces. `called` is its command, if its name is not;
-    "" means that it has none, as for `path`.
-    `reply` is the frame that answers, or `None` if the process answers by itself from its own state.
-    `wrapped` is the member of the JSON document that contains the frame or the rows; "" is the document
-    itself. `completes` means that the operation runs to its end even if the client disconnects. `preview`
-    means that `dry_run` counts and changes nothing. `audited` means that each request is logged by name;
-    changes, suspensions and reads of bodies have events of their own. `flags` maps names of fields to flags
-    that only this command uses. Exactly one of the fields in `one_of` must be given.
+    `path` is its HTTP path, with the names of fields in braces. `called` is its command, if it differs from
+    its name; "" means that it has none, as for `path`. `reply` is the frame that answers, or `None` if the
+    process answers by itself from its own state. `wrapped` is the member of the JSON document that contains
+    the frame or the rows; "" is the document itself. `completes` means that the operation runs to its end
+    even if the client disconnects. `preview` means that `dry_run` counts and changes nothing. `audited` means
+    that each request is logged by name; changes, suspensions and reads of bodies have events of their own.
+    `flags` maps names of fields to flags that only this command uses. Exactly one of the fields in `one_of`
+    must be given.
     """
 
     request: type[msgspec.Struct]

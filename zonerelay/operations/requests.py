@@ -1,4 +1,4 @@
-"""Defines the requests of operators, with their fields, checks and help texts.
+"""Defines the requests of operators: their fields, constraints and help texts.
 
 Fields that people can set carry an `option`; the others are set by a supervisor. A request with an unknown
 field is refused, because a request that is only partly understood might change the wrong deliveries.

@@ -1,4 +1,4 @@
-"""Routing: the zone of a recipient (`zones`), the hosts of a domain (`destinations`), and what both need.
+"""Routing: chooses the zone of a recipient (`zones`) and the hosts of a domain (`destinations`).
 
 `dns` resolves names, `mta_sts` keeps the policies of recipient domains, and `addresses` knows private and
 own IP addresses, matches addresses against networks and converts domain names.

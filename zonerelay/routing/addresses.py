@@ -1,5 +1,4 @@
-"""Classifies IP addresses (private ones, which public DNS must not lead to, and the relay's own), and
-converts domain names to the form that DNS and TLS have.
+"""Classifies IP addresses (private ones and the relay's own), and converts domain names to ASCII.
 
 `is_private` keeps a forged MX record from making the relay connect to loopback, the local network or a
 cloud's metadata service (169.254.169.254). It checks the address of the connection, not a name, because a
@@ -30,7 +29,7 @@ _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
 
 @lru_cache(8192)
 def ascii_domain(domain: str) -> str:
-    """Return the ASCII form: `Bücher.Example.` becomes `xn--bcher-kva.example`. Raise ValueError."""
+    """Convert a domain name to ASCII: `Bücher.Example.` becomes `xn--bcher-kva.example`. Raise ValueError."""
     name = domain.lower().removesuffix(".")
     if not name.isascii():
         name = _encode(name)
@@ -66,9 +65,7 @@ def is_literal(domain: str) -> bool:
 
 
 class Networks:
-    """Maps networks to numbers, such as those of rules, in a table for each prefix length, so that the cost
-    does not grow with their number.
-    """
+    """Finds the networks that contain an address, each of which has a number, such as that of a rule."""
 
     def __init__(self, networks: Iterable[Network] = ()) -> None:
         self._numbers: dict[tuple[int, int], dict[int, list[int]]] = {}
@@ -81,7 +78,7 @@ class Networks:
         found.setdefault(int(network.network_address) >> shift, []).append(number)
 
     def find(self, address: str) -> list[int]:
-        """Return the numbers of the networks with the address, which is `""` on a Unix socket."""
+        """Return the numbers of the networks that contain the address, which is `""` on a Unix socket."""
         version, asked = address_number(address)
         return [
             number
@@ -91,7 +88,7 @@ class Networks:
         ]
 
     def match(self, address: str) -> bool:
-        """Return whether a network contains the address."""
+        """Return whether any network contains the address."""
         return bool(self.find(address))
 
 
@@ -100,8 +97,8 @@ _made: dict[int, tuple[Sequence[Network], Networks]] = {}
 
 
 def networks_of(networks: Sequence[Network]) -> Networks:
-    """Return the networks of settings. The result is cached; for many networks a reload builds it in a
-    thread.
+    """Return a lookup table for the networks of an option. The result is cached; for many networks a reload
+    builds it in a thread.
     """
     known = _made.get(id(networks))
     if known is None or known[0] is not networks:
@@ -113,7 +110,7 @@ def networks_of(networks: Sequence[Network]) -> Networks:
 
 @lru_cache(1024)
 def address_number(address: str) -> tuple[int, int]:
-    """Return the IP version and the address as a number, or zeros for a text that is not an address."""
+    """Return the IP version and the address as a number, or zeros if the text is not an address."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:  # a Unix socket
@@ -159,8 +156,8 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 @lru_cache(4096)
 def is_private(ip: str) -> bool:
-    """Return whether Internet mail must not go to the address. A text that is not an IP address counts as
-    private.
+    """Return whether the address is private, so that Internet mail must not be sent there. A text that is not
+    an IP address counts as private.
     """
     try:
         address = ipaddress.ip_address(ip.partition("%")[0])
@@ -175,8 +172,9 @@ def is_private(ip: str) -> bool:
 
 
 def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """Return the IPv4 address that packets to an IPv6 address finally reach: mapped, 6to4 or NAT64. Other
-    forms (compatible, `::ffff:0:a.b.c.d` of RFC 2765, Teredo, a local NAT64 prefix) are never public.
+    """Return the IPv4 address to which packets for an IPv6 address are sent in the end: mapped, 6to4 or
+    NAT64. Other forms (compatible, `::ffff:0:a.b.c.d` of RFC 2765, Teredo, a local NAT64 prefix) are never
+    public.
     """
     if address.ipv4_mapped is not None:
         return address.ipv4_mapped
@@ -202,7 +200,7 @@ class OwnAddresses:
                 self._exact.add((ipaddress.ip_address(listener.host), listener.port))
 
     def has_port(self, port: int) -> bool:
-        """Return whether an address with this port can be ours. If not, names need no look-up."""
+        """Return whether one of our listeners uses this port. If not, names need no look-up."""
         return port in self._wildcard_ports or any(own == port for _, own in self._exact)
 
     def includes(self, ip: str, port: int) -> bool:
@@ -218,7 +216,9 @@ class OwnAddresses:
 
 
 def is_address_of_this_machine(address: IPAddress) -> bool:
-    """Return whether an interface has the address. The kernel allows binding only to such addresses."""
+    """Return whether a network interface of this machine has the address. The kernel allows binding only to
+    such addresses.
+    """
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

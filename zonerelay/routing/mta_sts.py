@@ -82,7 +82,7 @@ class StsPolicy(msgspec.Struct, frozen=True):
 
 
 class CachedPolicy(StsPolicy, frozen=True, kw_only=True):
-    """The MTA-STS policy of a domain, and the Unix time at which it was fetched. `id` is that of the TXT
+    """The MTA-STS policy of a domain with the Unix time at which it was fetched. `id` is that of the TXT
     record at that time. A policy's file has these members as JSON.
     """
 
@@ -100,14 +100,14 @@ class CachedPolicy(StsPolicy, frozen=True, kw_only=True):
 
     @property
     def refresh_from(self) -> float:
-        """The Unix time at which the policy is a day old, or half its life (RFC 8461 10.2
-        suggests the day).
+        """The Unix time from which the policy is fetched again: after a day or half of its lifetime (RFC 8461
+        10.2).
         """
         return self.fetched + min(REFRESH_AGE, (self.expires - self.fetched) / 2)
 
 
 def record_id(texts: Iterable[str]) -> str:
-    """Return the id in the TXT records of `_mta-sts.DOMAIN`, or `""` if they declare no policy."""
+    """Return the policy id in the TXT records of `_mta-sts.DOMAIN`, or `""` if there is no valid record."""
     records = [text for text in texts if _RECORD.match(text)]
     if len(records) != 1:
         return ""  # RFC 8461 3.1: more than one is none
@@ -122,7 +122,7 @@ def record_id(texts: Iterable[str]) -> str:
 
 
 def parse_policy(body: bytes) -> StsPolicy:
-    """Return the policy in the bytes of a file. Raise ValueError."""
+    """Parse the bytes of an MTA-STS policy file. Raise ValueError if the policy is invalid."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError:
@@ -184,15 +184,17 @@ def policy_directory(settings: Settings) -> Path:
 
 
 class StsFiles:
-    """The files with MTA-STS policies in one directory. If `writable` is false, nothing is changed."""
+    """Stores MTA-STS policies as files in a directory, so that they survive a restart. If `writable` is
+    false, nothing is changed.
+    """
 
     def __init__(self, directory: Path, *, writable: bool = True) -> None:
         self._directory = directory
         self._writable = writable
 
     def load(self, now: float, limit: int) -> tuple[list[CachedPolicy], list[str]]:
-        """Return the active policies, the latest first, and the problems of others. Raise OSError if the
-        directory cannot be read.
+        """Return the unexpired policies, the latest first, and the problems of unreadable files. Raise
+        OSError if the directory cannot be read.
         """
         found: list[CachedPolicy] = []
         problems: list[str] = []
@@ -232,7 +234,9 @@ class StsFiles:
                     self._unlink(Path(entry.path))
 
     def _unlink(self, path: Path) -> None:
-        """Remove a file if possible. It is expired, or is read again next time."""
+        """Remove the file of a policy if possible. If it stays, it has expired or is read again at the next
+        start.
+        """
         if self._writable:
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -242,7 +246,7 @@ class StsFiles:
 
 
 def _read(path: Path, now: float) -> CachedPolicy:
-    """Return the policy in a file. Raise one of `_NO_POLICY`."""
+    """Read the policy in a file. Raise one of `_NO_POLICY`."""
     with path.open("rb") as file:
         data = file.read(MAX_FILE + 1)
     if len(data) > MAX_FILE:
@@ -281,7 +285,7 @@ class PolicyLookup(msgspec.Struct, frozen=True):
     """The result of a policy lookup. `held` is the active policy. `expires` is the Unix time of the next
     look-up.
 
-    Without a policy, `problem` says why there may be one that the relay could not fetch.
+    Without a policy, `problem` is the reason if the domain may have one that could not be fetched.
     """
 
     held: CachedPolicy | None
@@ -309,8 +313,8 @@ class StsPolicies:
         self._loading: asyncio.Task[None] | None = None
 
     async def look_up(self, zone: ZoneSettings, domain: str) -> PolicyLookup:
-        """Return the policy of a domain (an ASCII name). `zone` determines which addresses the policy's
-        server may have.
+        """Return the MTA-STS policy of a domain (an ASCII name). `zone` determines which addresses the
+        policy's server may have.
         """
         await self._loaded()
         if len(domain) > MAX_NAME:
@@ -330,7 +334,7 @@ class StsPolicies:
         return found
 
     def held(self, domain: str) -> CachedPolicy | None:
-        """Return the active policy without querying DNS, or None."""
+        """Return the cached policy of a domain without querying DNS, or None."""
         held = self._held.get(domain)
         if held is None or held.expires <= self.clock.now():
             return None
@@ -359,7 +363,7 @@ class StsPolicies:
     # ---- fetching --------------------------------------------------------------------------------
 
     def _start_fetch(self, zone: ZoneSettings, domain: str, policy_id: str) -> asyncio.Task[None] | None:
-        """Return the fetch in progress, or a new one, or None shortly after a failure."""
+        """Return the running task that fetches a policy, or a new one, or None shortly after a failure."""
         task = self._fetching.get(domain)
         if task is not None:
             return task
@@ -371,7 +375,7 @@ class StsPolicies:
         return task
 
     async def _fetch(self, zone: ZoneSettings, domain: str, policy_id: str) -> None:
-        """Store the policy, or the reason why there is none. Never raises."""
+        """Fetch a policy, and store it or the reason for the failure. Never raises."""
         began = None
         try:
             async with asyncio.timeout(FETCH_TIMEOUT) as limit, self._slots:
@@ -392,7 +396,9 @@ class StsPolicies:
             del self._fetching[domain]
 
     async def _fetched(self, zone: ZoneSettings, domain: str, policy_id: str) -> CachedPolicy:
-        """Return the policy. Raise WebError, and ValueError if the answer is not a policy."""
+        """Fetch a policy from the domain's web server. Raise WebError, and ValueError if the answer is not a
+        policy.
+        """
         host = f"mta-sts.{domain}"
         port = "" if self.port == HTTPS_PORT else f":{self.port}"
 
@@ -438,7 +444,7 @@ class StsPolicies:
             self.events.sts_files(f"the policy of {held.domain} cannot be kept: {error}")
 
     async def _loaded(self) -> None:
-        """Wait until the policies on disk have been read."""
+        """Wait until the stored policies have been read from disk."""
         if self._loading is None:
             self._loading = asyncio.get_running_loop().create_task(self._load())
         if not self._loading.done():

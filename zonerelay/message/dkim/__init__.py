@@ -1,5 +1,5 @@
-"""DKIM (RFC 6376): `keys` finds the keys of an author and judges their DNS records, `signature` finds the
-author's domain, hashes bodies and signs.
+"""DKIM (RFC 6376): `keys` finds the keys for an author's domain and checks their DNS records, and `signature`
+signs messages.
 
 `keys` is the only module that imports cryptography, so it is imported only with a [[dkim]] entry.
 

@@ -1,4 +1,4 @@
-"""Private DKIM keys in PEM, and the [[dkim]] keys: read once, then found by the author's domain and the time.
+"""Private DKIM keys in PEM files, and the [[dkim]] keys, which are found by the author's domain and the time.
 
 Raises ValueError, with the option's path, for a key that cannot be used, and says what is wrong with it; no
 text or repr contains a byte of a key. `PrivateKey.sign` may run in any thread; an RSA key releases the GIL
@@ -57,7 +57,7 @@ class PrivateKey:
 
 
 def new_private_key(algorithm: str) -> str:
-    """Return a new key as PEM (PKCS #8), without a password."""
+    """Generate a private key, and return it as unencrypted PEM (PKCS #8)."""
     key: RSAPrivateKey | Ed25519PrivateKey
     if algorithm == ED25519:
         key = Ed25519PrivateKey.generate()
@@ -69,7 +69,7 @@ def new_private_key(algorithm: str) -> str:
 
 
 def load_private_key(pem: bytes) -> PrivateKey:
-    """Read a key. Raise ValueError, whose text begins with a verb and follows a file's name."""
+    """Read a private key in PEM. Raise ValueError with a text that follows the name of the file."""
     try:
         # The library's own check takes longer than a hundred signatures; ours below finds a broken key too.
         key = serialization.load_pem_private_key(pem, password=None, unsafe_skip_rsa_key_validation=True)
@@ -110,7 +110,7 @@ AsciiDomain = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DkimEntry(DkimSettings):
-    """A [[dkim]] table with its key. Its domains are A-labels."""
+    """A [[dkim]] table with its key. Domains are in A-labels."""
 
     option: str
     key: PrivateKey
@@ -120,7 +120,7 @@ class DkimEntry(DkimSettings):
 
 
 class DkimKeys:
-    """All DKIM keys; keys that `old` contains are not read again.
+    """All [[dkim]] keys; keys that `old` contains are not read again.
 
     `ascii_domain` makes A-labels, and raises ValueError for a text that is no domain
     (routing/addresses.py).
@@ -141,7 +141,9 @@ class DkimKeys:
         self.entries: list[DkimEntry] = []
 
         def load(pem: bytes) -> PrivateKey:
-            """Return an already loaded key if possible, because testing a key is expensive."""
+            """Read a private key, or return one that is already loaded, because checking a key is
+            expensive.
+            """
             digest = hashlib.sha256(pem).digest()
             key = known.get(digest) or self._loaded.get(digest) or load_private_key(pem)
             self._loaded[digest] = key
@@ -157,7 +159,7 @@ class DkimKeys:
             self._entries.setdefault(entry.domain, []).append(entry)
 
     def for_author(self, domain: str, now: float) -> tuple[DkimKey, ...]:
-        """Return the keys that sign for the domain, RSA before Ed25519; none when no entry is for it."""
+        """Return the keys that sign mail of this domain now, RSA before Ed25519."""
         try:
             name = self._ascii_domain(domain)
         except ValueError:
@@ -171,7 +173,7 @@ class DkimKeys:
         return ()
 
     def advice(self, now: float) -> Iterator[str]:
-        """Return messages about keys that need an operator's attention, `dkim[0].key: …`."""
+        """Yield warnings about keys, such as `dkim[0].key_file: …`."""
         for entry in self.entries:
             if entry.key.algorithm == RSA and entry.key.bits < GOOD_RSA_BITS:
                 weak = f"RSA with {entry.key.bits} bits is weak; create a key with {GOOD_RSA_BITS}"
@@ -208,7 +210,9 @@ def _entry(each: DkimSettings, key: PrivateKey, option: str, ascii_domain: Ascii
 
 
 def _patterns(name: str) -> Iterator[str]:
-    """Yield the domain itself, then the wildcards above it, the nearest first."""
+    """Yield the patterns that match a domain: the domain itself, and the wildcards above it, the nearest
+    first.
+    """
     yield name
     dot = name.find(".")
     while dot >= 0:
@@ -237,7 +241,7 @@ def _chosen(entries: Sequence[DkimEntry], name: str, now: float) -> tuple[DkimKe
 
 
 def _ending(entries: Sequence[DkimEntry], now: float) -> Iterator[str]:
-    """Yield keys that end soon without a successor of their kind."""
+    """Yield warnings about keys that expire soon and have no successor of the same algorithm."""
     for entry in entries:
         if entry.fits(now) and entry.not_after and entry.not_after <= now + ENDS_SOON:
             kind = entry.key.algorithm, entry.signing_domain
@@ -264,7 +268,7 @@ MAX_STRING = 255  # RFC 1035 3.3: bytes of one character-string of a TXT record
 
 
 class RecordStatus(enum.StrEnum):
-    """The result of comparing a key with its DNS record."""
+    """The result of comparing a DKIM key with its DNS record."""
 
     OK = "ok"
     MISSING = "missing"
@@ -278,7 +282,7 @@ class RecordStatus(enum.StrEnum):
 
 
 class RecordFinding(NamedTuple):
-    """The state of a key's DNS record, with a description of the problem."""
+    """The status of a DKIM key's DNS record, with a description of the problem."""
 
     status: RecordStatus
     detail: str = ""
@@ -293,17 +297,17 @@ def record_text(key: PrivateKey) -> str:
 
 
 def strings(record: str) -> list[str]:
-    """Split a long TXT record as a zone file needs it. Readers join the strings without a space."""
+    """Split a long TXT record into strings for a zone file. Readers join the strings without a space."""
     return [record[at : at + MAX_STRING] for at in range(0, len(record), MAX_STRING)]
 
 
 def judge(texts: Sequence[str], key: PrivateKey) -> RecordFinding:
-    """Compare the TXT records at the key's name with the key."""
+    """Check the TXT records of a DKIM key against the key."""
     return next(_findings(texts, key), RecordFinding(RecordStatus.OK))
 
 
 def _findings(texts: Sequence[str], key: PrivateKey) -> Iterator[RecordFinding]:
-    """Yield what is wrong with the records. The first finding is enough."""
+    """Yield the problems of the TXT records of a DKIM key. The caller uses the first one."""
     if not texts:
         yield RecordFinding(RecordStatus.MISSING, "there is no TXT record; publish it")
         return
@@ -342,7 +346,7 @@ def _kind(key: PrivateKey) -> str:
 
 
 def _tags(record: str) -> dict[str, str] | None:
-    """Parse a tag list (RFC 6376 3.2). Return `None` if it is invalid or repeats a tag."""
+    """Parse a DKIM tag list (RFC 6376 3.2). Return `None` if it is invalid or repeats a tag."""
     tags: dict[str, str] = {}
     for part in record.rstrip().removesuffix(";").split(";"):
         name, equals, value = part.partition("=")

@@ -1,4 +1,4 @@
-"""Makes DKIM-Signature fields (RFC 6376, RFC 8301, RFC 8463): relaxed/relaxed, one for each key. No I/O.
+"""Creates DKIM-Signature fields (RFC 6376, RFC 8301, RFC 8463): relaxed/relaxed, one for each key. No I/O.
 
 The signature covers (RFC 6376 5.4.1) what a reader sees or a program acts on. A field that is named in h=
 once more than it occurs cannot be added afterwards, or be put on top of the signed one ("oversigned"):
@@ -53,8 +53,8 @@ def single_spaces(data: bytes) -> bytes:
 
 
 class RelaxedBody:
-    """Computes the relaxed body hash of a message. `feed` what follows the empty line after the header, then
-    call `digest`.
+    """Computes the relaxed body hash of a message. Call `feed` with the bytes after the empty line, then
+    `digest`.
     """
 
     __slots__ = ("_blank_lines", "_hash", "_is_empty", "_tail")
@@ -83,7 +83,9 @@ class RelaxedBody:
             self._tail = data[len(kept) :]
 
     def digest(self) -> str:
-        """Return the SHA-256 in base64. More may be fed afterwards, and the digest be taken again."""
+        """Return the SHA-256 hash of the body in base64. More may be fed afterwards, and the digest be taken
+        again.
+        """
         whole = self._hash.copy()
         if not self._is_empty:
             whole.update(_CRLF)  # the last line may lack its end
@@ -162,7 +164,9 @@ class DkimKey:
 
 
 class UnsignedField(msgspec.Struct, frozen=True):
-    """A field without its signature: `key.sign` of `digest` is the expensive step that remains."""
+    """A DKIM-Signature field without its signature: `key.sign` of `digest` is the expensive step that
+    remains.
+    """
 
     key: DkimKey
     digest: bytes
@@ -177,7 +181,7 @@ class UnsignedField(msgspec.Struct, frozen=True):
 def unsigned_fields(
     header: bytes, body_hash: str, keys: Sequence[DkimKey], *, now: float
 ) -> list[UnsignedField]:
-    """Return the fields to put in front of `header`, each with its CRLF, without their signatures.
+    """Create the DKIM-Signature fields to add before `header`, each with its CRLF, still without signatures.
 
     `header` is the header as it will be sent, without the empty line at its end; `body_hash` comes from
     `RelaxedBody`.
@@ -196,12 +200,14 @@ def unsigned_fields(
 
 
 def _relaxed(header: bytes) -> bytes:
-    """Unfolds, and makes every run of blanks one space (RFC 6376 3.4.2), except at the colons and ends."""
+    """Unfold the fields, and reduce white space to single spaces (RFC 6376 3.4.2), except around colons and
+    at line ends.
+    """
     return single_spaces(header.replace(b"\r\n ", b" ").replace(b"\r\n\t", b" "))
 
 
 def relaxed_fields(header: bytes, names: frozenset[bytes]) -> dict[bytes, list[bytes]]:
-    """Return the values of these fields in the signed form, from top to bottom."""
+    """Return the values of these fields in relaxed form, from top to bottom."""
     found: dict[bytes, list[bytes]] = {}
     for line in _relaxed(header).split(b"\r\n"):
         name, _, value = line.partition(b":")
@@ -212,7 +218,9 @@ def relaxed_fields(header: bytes, names: frozenset[bytes]) -> dict[bytes, list[b
 
 
 def _signed_fields(header: bytes) -> tuple[tuple[bytes, ...], bytes]:
-    """Return the names for h=, and their fields in relaxed form, from the bottom up (RFC 6376 5.4.2)."""
+    """Return the field names for the h= tag, and the fields in relaxed form, from the bottom up (RFC 6376
+    5.4.2).
+    """
     found = relaxed_fields(header, _SIGNED)
     names: list[bytes] = []
     lines: list[bytes] = []
@@ -254,7 +262,9 @@ _LAST = re.compile(rf"@[ \t]*({_DOMAIN})[ \t]*(?:>[^@]*)?\Z")
 
 
 def author_domain(header: bytes) -> str:
-    """Return the domain as it is written, perhaps in U-labels; `""` when none can be read."""
+    """Return the domain in the From field as it is written, perhaps in U-labels, or "" if it cannot be
+    determined.
+    """
     values = relaxed_fields(header, _FROM).get(b"from", ())
     if len(values) != 1 or len(values[0]) > MAX_FROM:
         return ""

@@ -1,4 +1,4 @@
-"""Destinations of mail: `mx.MxRouter` finds a domain's hosts, and `route` has the values that it returns.
+"""Finds where mail is sent: `mx.MxRouter` finds the hosts of a domain, and `route` defines the results.
 
 `route` also has the batch that the queue passes to a courier. `mx` also applies [[destination]] tables and
 MTA-STS to a route. Code outside may import all modules.

@@ -58,7 +58,7 @@ class DestinationEntry:
         self._hosts = AddressPatterns(settings.mx) if settings.mx else None
 
     def holds(self, zone: str, domain: str, hosts: Sequence[MxHost]) -> bool:
-        """Return whether all conditions hold for the mail."""
+        """Return whether all conditions of the table match the mail."""
         if self._zones and zone not in self._zones:
             return False
         if self._domains is not None and not (domain and self._domains.match(f"@{domain}")):
@@ -71,11 +71,13 @@ class DestinationEntry:
 
     @property
     def has_tls(self) -> bool:
-        """Whether the entry determines TLS. Then neither the zone nor the domain's policy matters."""
+        """Whether the table sets a TLS mode, which replaces that of the zone and the domain's MTA-STS
+        policy.
+        """
         return self.settings.tls is not None
 
     def tls(self, *, secure: bool) -> TlsDemand:
-        """Return the TLS demand of the entry. `secure` means that DNSSEC validates the hosts' names."""
+        """Return the TLS requirements of the table. `secure` means that DNSSEC validates the hosts' names."""
         mode = self.settings.tls
         assert mode is not None, "the entry has_tls"
         return TlsDemand(
@@ -87,7 +89,7 @@ class DestinationEntry:
         )
 
     def limits(self, zone: ZoneSettings) -> DestinationLimits | None:
-        """Return the entry's limits, completed by the zone's, or None if the entry has none."""
+        """Return the limits of the table, completed by the zone's, or None if the table has none."""
         own = self.settings
         numbers = (own.max_connections, own.max_recipients_per_transaction, own.max_messages_per_connection)
         if not any(numbers) and own.max_rate is None:
@@ -112,7 +114,9 @@ class DestinationTable:
         )
 
     def find(self, zone: str, domain: str, hosts: Sequence[MxHost]) -> DestinationEntry | None:
-        """Return the entry for the mail, or None. `domain` is `""` in a zone with a next hop."""
+        """Return the first table that matches the mail, or None. `domain` is `""` in a zone with a next
+        hop.
+        """
         if hosts:  # all of them match, so the first one does
             asked = {"zone": zone, "domain": domain and f"@{domain}", "mx": f"@{_name(hosts[0])}"}
             candidates = self._index.find(asked)
@@ -123,7 +127,7 @@ class DestinationTable:
 
 
 def _name(host: MxHost) -> str:
-    """Return the host in the form of a domain, with an address in brackets."""
+    """Return the name of a host for pattern matching; an IP address is in brackets."""
     if not host.literal:
         return host.name
     return f"[IPv6:{host.name}]" if ":" in host.name else f"[{host.name}]"
@@ -150,8 +154,8 @@ _MAX_NAMED = 3  # hosts in a text
 def on_terms(
     zone: ZoneSettings, route: Route, entry: DestinationEntry | None, *, enforced: bool = False
 ) -> Route:
-    """Return the route with its terms. `enforced` means that the hosts have passed the domain's MTA-STS
-    policy.
+    """Return the route with the TLS requirements and limits of the zone and of the [[destination]] table.
+    `enforced` means that the hosts have passed the domain's MTA-STS policy.
     """
     limits = None if entry is None else entry.limits(zone)
     # An entry without either only keeps its mail from later entries.
@@ -173,7 +177,7 @@ def on_terms(
 def by_policy(
     zone: ZoneSettings, route: Route, entry: DestinationEntry | None, found: PolicyLookup, events: Events
 ) -> Route | Unroutable:
-    """Return the route with the TLS requirements of the domain's policy."""
+    """Return the route with the hosts and the TLS requirements of the domain's MTA-STS policy."""
     route = structs.replace(route, expires=min(route.expires, found.expires))
     held = found.held
     if held is None or held.mode is StsMode.NONE:
@@ -246,7 +250,9 @@ class MxRouter:
         return (await self.examine(zone, domain)).answer
 
     async def examine(self, zone: ZoneSettings, domain: str) -> ExaminedRoute:
-        """Return the route and the reasons for its terms, for `explain`. Never raises."""
+        """Return the route with the reasons for its TLS requirements and limits, for `explain`. Never
+        raises.
+        """
         try:
             return await self._examine(zone, domain)
         except Exception:  # noqa: BLE001 - an unknown error is temporary (rule 3)
@@ -255,8 +261,8 @@ class MxRouter:
             return ExaminedRoute(self._no(zone, domain, outcome, FAILURE_TTL))
 
     async def _examine(self, zone: ZoneSettings, domain: str) -> ExaminedRoute:
-        """Return the examined route. The domain's policy is looked up at the same time, and awaited only if
-        it matters.
+        """Find the route, with the reasons for its TLS requirements and limits. The MTA-STS policy is looked
+        up at the same time, and awaited only if it is needed.
         """
         has_policy = zone.mta_sts and not zone.next_hop and not is_literal(domain)
         sts = self.sts if has_policy else None
@@ -350,7 +356,7 @@ class MxRouter:
     async def _implicit(
         self, zone: ZoneSettings, name: str, answer: DnsAnswer[MxRecord], port: int, ttl: float
     ) -> Route | Unroutable:
-        """Return the route to the domain's own address if there is no MX record."""
+        """Return the route to the domain's own address, because the domain has no MX record."""
         # The hosts file may name a next hop that DNS denies, but not a recipient's domain.
         status = await self.resolver.implicit_mx(name, answer.status, local=bool(zone.next_hop))
         if status is DnsStatus.OK:
@@ -371,7 +377,7 @@ class MxRouter:
     # ---- ourselves in the list ---------------------------------------------------------------
 
     async def _cut_at_own(self, zone: ZoneSettings, hosts: Sequence[MxHost]) -> list[MxHost]:
-        """Remove hosts that are not preferred to the relay itself, to prevent loops (RFC 5321 5.1)."""
+        """Remove all hosts that are not preferred to the relay itself, to prevent loops (RFC 5321 5.1)."""
         ours = await asyncio.gather(*(self._is_ours(host, ipv6=zone.ipv6) for host in hosts))
         least = min((host.preference for host, own in zip(hosts, ours, strict=True) if own), default=None)
         return [host for host in hosts if least is None or host.preference < least]
@@ -424,8 +430,8 @@ STEP = 65_536
 
 
 def one_route(zone: ZoneSettings, found: Sequence[Route | Unroutable], *, soon: float) -> Route | Unroutable:
-    """Join the routes of a zone's next hops, given in their order. A route with missing hops may be used
-    until `soon`.
+    """Combine the routes of a zone's next hops to one route. A route with missing hops may be used until
+    `soon`.
     """
     routes = [each for each in found if isinstance(each, Route)]
     if not routes:
@@ -439,7 +445,9 @@ def one_route(zone: ZoneSettings, found: Sequence[Route | Unroutable], *, soon: 
 
 
 def _ranked(routes: Iterable[Route]) -> tuple[MxHost, ...]:
-    """Return the hosts of the next hops one after the other, each by their own preferences."""
+    """Return the hosts of all next hops, those of the first next hop before those of the second, and so
+    on.
+    """
     return _once(
         structs.replace(host, preference=at * STEP + host.preference)
         for at, route in enumerate(routes)
@@ -448,7 +456,9 @@ def _ranked(routes: Iterable[Route]) -> tuple[MxHost, ...]:
 
 
 def _shared(routes: Iterable[Route]) -> tuple[MxHost, ...]:
-    """Return the hosts with the best ones of each next hop made equal, then the second-best, and so on."""
+    """Return the hosts of all next hops, so that the best hosts of each are equally preferred, then the
+    second-best, and so on.
+    """
     ranked = []
     for route in routes:
         ranks = sorted({host.preference for host in route.hosts})
@@ -457,7 +467,7 @@ def _shared(routes: Iterable[Route]) -> tuple[MxHost, ...]:
 
 
 def _once(hosts: Iterable[MxHost]) -> tuple[MxHost, ...]:
-    """Return the hosts, keeping a host of two next hops only at its most preferred position."""
+    """Return the hosts without duplicates, each at its most preferred position."""
     first: dict[tuple[str, int], MxHost] = {}
     for host in hosts:
         first.setdefault((host.name, host.port), host)

@@ -1,4 +1,4 @@
-"""Values that describe where mail for a domain is sent, and on which terms.
+"""Value types for the result of routing: the hosts, and the limits and TLS requirements of connections.
 
 `Route` is the result for one zone and one domain. Its `site` is the zone and the set of hosts. Limits on
 connections and rates count by site, so that domains at one provider share them. Its `destination` has its own
@@ -68,7 +68,8 @@ class MxHost(msgspec.Struct, frozen=True, gc=False):
 
 
 class Route(msgspec.Struct, frozen=True, gc=False):
-    """The hosts for mail, sorted by preference (equal ones are shuffled per attempt, RFC 5321 5.1).
+    """The hosts to which mail is sent, sorted by preference (equal ones are shuffled per attempt, RFC 5321
+    5.1).
 
     `name` is for display: the MX domain or the next hop as configured. `expires` is Unix time. If `tls` or
     `limits` is None, the zone's apply. `terms` is a label that distinguishes this destination from others at
@@ -104,9 +105,10 @@ class Route(msgspec.Struct, frozen=True, gc=False):
 
 
 class Unroutable(msgspec.Struct, frozen=True):
-    """No host can be tried. `outcome` says why (bounced only if RFC 5321 and RFC 7505 say so).
+    """The result of routing if no host can be tried. `outcome` has the reason (bounced only if RFC 5321 and
+    RFC 7505 require it).
 
-    `expires` is Unix time. Until then the answer may be reused for other mail to the domain.
+    `expires` is Unix time. Until then, the result may be reused for other mail to the domain.
     """
 
     zone: str

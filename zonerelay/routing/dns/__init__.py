@@ -1,4 +1,4 @@
-"""DNS: `resolver.Resolver` is the entry point, and `answers` has the values that it returns.
+"""DNS lookups: `resolver.Resolver` performs them, and `answers` defines the results.
 
 `resolver` joins equal queries, reads the hosts file, sends queries with `answers`, and detects outages.
 `dnspython_reader` reads the answers that are not plain.

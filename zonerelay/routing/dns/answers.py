@@ -1,4 +1,4 @@
-"""DNS answers as values that distinguish the kinds of failure, and queries and answers as bytes. Pure.
+"""DNS answers as values that distinguish kinds of failure, and the encoding of queries and answers. Pure.
 
 `destinations/mx.py` decides which of them bounce mail: that a name does not exist is stated by the domain
 itself, while a silent name server is a temporary failure.
@@ -31,7 +31,7 @@ Record = TypeVar("Record")
 
 
 class DnsStatus(enum.StrEnum):
-    """The status of a DNS answer, by kind of failure."""
+    """The status of a DNS answer, with a description of the failure."""
 
     OK = "ok"
     NXDOMAIN = "the name does not exist"
@@ -43,8 +43,8 @@ class DnsStatus(enum.StrEnum):
 
     @property
     def is_definite(self) -> bool:
-        """Whether the domain's own data determined the status. Any other status may be
-        different in a minute.
+        """Whether the status comes from the domain's own data, and not from a failure. Any other status may
+        be different in a minute.
         """
         return self in (DnsStatus.OK, DnsStatus.NXDOMAIN, DnsStatus.NODATA)
 
@@ -85,7 +85,8 @@ class DnsAnswer(msgspec.Struct, Generic[Record], frozen=True, gc=False):
 
 
 class Addresses(msgspec.Struct, frozen=True):
-    """The addresses of one host, most preferred first. Without any, `failure` says why, as a deferral.
+    """The addresses of one host, most preferred first. If there are none, `failure` is the reason, as a
+    deferral.
 
     `secure` means that DNSSEC validates all of them and the aliases before them. `canonical` is the name at
     the end of the aliases.
@@ -123,7 +124,7 @@ class RecordType(NamedTuple, Generic[Record]):
 
 
 def need(condition: bool) -> None:
-    """Raise ValueError unless the condition holds."""
+    """Raise ValueError if the condition is false."""
     if not condition:
         raise ValueError
 
@@ -136,7 +137,7 @@ def is_plain_name(name: str) -> bool:
 
 
 def plain_host(name: object) -> str:
-    """Return a name of dnspython in lower case without the final dot. Raise ValueError if it is neither plain
+    """Convert a dnspython name to lower case without the final dot. Raise ValueError if it is neither plain
     nor the root.
     """
     text = str(name).removesuffix(".").lower()
@@ -145,7 +146,7 @@ def plain_host(name: object) -> str:
 
 
 def _name(packet: bytes, at: int, end: int) -> str:
-    """Return the name that takes all of the bytes in lower case without the final dot.
+    """Parse a name that fills these bytes exactly, and return it in lower case without the final dot.
 
     Pointers lead backwards (RFC 1035 4.1.4).
     """
@@ -176,7 +177,7 @@ def _mx(packet: bytes, start: int, end: int) -> MxRecord:
 
 
 def _ip(packet: bytes, start: int, end: int) -> str:
-    """Return an address. Raise ValueError unless it has the length of one."""
+    """Parse the bytes of an IPv4 or IPv6 address. Raise ValueError unless it has the length of one."""
     return socket.inet_ntop(socket.AF_INET if end - start == 4 else socket.AF_INET6, packet[start:end])
 
 
@@ -231,7 +232,7 @@ class ParsedAnswer(msgspec.Struct, Generic[Record], frozen=True, gc=False):
 
 
 def question(number: int, name: str, code: int, *, wants_dnssec: bool) -> bytes:
-    """Return a query packet. `name` is plain, and `number` is the query's id.
+    """Encode a query packet. `name` is plain, and `number` is the query's id.
 
     With `wants_dnssec`, AD and DO are set: AD requests AD in the answer (RFC 6840 5.7), and older resolvers
     need DO, which is in the OPT record.
@@ -247,7 +248,7 @@ def _asked(name: str, code: int) -> bytes:
 
 
 def is_truncated(packet: bytes) -> bool:
-    """Return whether the answer does not fit into a packet, so that TCP is needed."""
+    """Return whether the answer is truncated, so that the query must be repeated over TCP."""
     return len(packet) >= _HEADER.size and bool(_HEADER.unpack_from(packet)[1] & _TRUNCATED)
 
 
@@ -257,8 +258,8 @@ def is_too_long(packet: bytes) -> bool:
 
 
 def read_plain(packet: bytes, name: str, kind: RecordType[Record]) -> ParsedAnswer[Record]:
-    """Return a plain answer to the query for `kind` of `name`. Raise ValueError, IndexError or struct.error
-    if it is not plain.
+    """Parse the answer to the query for `kind` of `name` if it has the common form. Raise ValueError,
+    IndexError or struct.error if it is not plain.
     """
     _, flags, questions, answers, denials, _ = _HEADER.unpack_from(packet)
     asked, code, is_authentic = _asked(name, kind.code), flags & _RCODE, bool(flags & _AUTHENTIC)
@@ -293,5 +294,5 @@ def read_plain(packet: bytes, name: str, kind: RecordType[Record]) -> ParsedAnsw
 
 
 def _ttl(seconds: int) -> int:
-    """Return a TTL. One with the first bit set is 0 (RFC 2181 8)."""
+    """Return a TTL that is limited as RFC 2181 8 requires. A TTL with the first bit set counts as 0."""
     return seconds if seconds <= MAX_TTL else 0

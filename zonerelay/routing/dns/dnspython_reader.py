@@ -18,8 +18,7 @@ from zonerelay.routing.dns.answers import DnsStatus, ParsedAnswer, Record, Recor
 
 
 class _Tlsa(dns.rdtypes.ANY.TLSA.TLSA):
-    """A TLSA record that accepts data of any length, so that a malformed record does not make the others
-    unreadable.
+    """A TLSA record with data of any length, so that a malformed record does not make the others unreadable.
 
     RFC 7671 4.1 calls a malformed record unusable and counts the others. dnspython would drop the whole
     answer.
@@ -33,7 +32,7 @@ dns.rdata._rdata_classes[dns.rdataclass.IN, dns.rdatatype.TLSA] = _Tlsa
 
 
 def read(packet: bytes, name: str, kind: RecordType[Record]) -> ParsedAnswer[Record]:
-    """Return the answer to the query for `kind` of `name`."""
+    """Parse the answer to the query for `kind` of `name`."""
     try:
         message = dns.message.from_wire(packet)
         code = message.rcode()

@@ -1,4 +1,4 @@
-"""An asynchronous DNS resolver with a bounded cache; failures are returned as values.
+"""An asynchronous DNS resolver with a bounded cache; it returns failures as values.
 
 Answers are cached by their TTL, between `MIN_TTL` and `dns.max_ttl`; "no such name" and "no data" by the
 zone's negative TTL, up to `dns.negative_ttl`; failures only for `FAILURE_TTL`, so that a short problem of a
@@ -77,13 +77,15 @@ FAILURES = 5
 
 
 class Outage(StrEnum):
+    """The reason why no name server is usable."""
+
     SILENT = "they are unreachable or do not respond"
     FAILING = "they return a failure to every query"
 
 
 class NameServerWatch:
-    """The state of the name servers. `ask(name)` queries the servers for that name. `servers` is their
-    description in messages.
+    """Monitors whether the name servers are usable. `ask(name)` queries the servers for that name. `servers`
+    is their description in messages.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class NameServerWatch:
         self._task: asyncio.Task[None] | None = None
 
     def problem(self) -> str | None:
-        """Return the outage as a message, or None while name servers answer."""
+        """Return a message about the outage, or None while name servers respond."""
         if not self._reason:
             return None
         return (
@@ -111,7 +113,7 @@ class NameServerWatch:
         )
 
     def state(self) -> str:
-        """Return the servers and whether they are reachable, for a line of the status."""
+        """Return a description of the name servers and whether they are reachable, for `status`."""
         if self._reason:
             return f"{self.servers}: {self._reason}"
         return f"{self.servers}: {'reachable' if self._answers else 'not used yet'}"
@@ -119,12 +121,12 @@ class NameServerWatch:
     # Results of queries.
 
     def silent(self) -> None:
-        """Note that a server was silent or unreachable."""
+        """Record that a name server did not respond or was unreachable."""
         if not self._reason and self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._doubt())
 
     def ended(self, name: str, status: DnsStatus) -> None:
-        """Note the result of a query."""
+        """Record the result of a query."""
         if status.is_definite or status is DnsStatus.NO_TCP:
             self._answered()
         elif status is DnsStatus.TIMEOUT:
@@ -206,8 +208,9 @@ class SystemNames(NamedTuple):
 
 
 def system_names(resolv_conf: str, *, before: Sequence[NameServer] = ()) -> SystemNames:
-    """Return the system's name servers and search list. If the file has no server, return those `before` and
-    the one on this machine. If it has no search list, return the domain of this machine, as libc does.
+    """Read resolv.conf, and return the name servers and the search list. If the file has no server, return
+    those `before` and the one on this machine. If it has no search list, return the domain of this machine,
+    as libc does.
     """
     try:
         lines = Path(resolv_conf).read_text("utf-8", "replace").splitlines()
@@ -247,8 +250,8 @@ class NameServers:
     async def ask(
         self, name: str, kind: answers.RecordType[Record], *, lifetime: float
     ) -> ParsedAnswer[Record]:
-        """Send a query and return the answer: the first one that is definite, or a failure. `name` is plain.
-        The status is TIMEOUT after `lifetime` seconds, and if no server is reachable.
+        """Send a query to the name servers in turn, and return the first definite answer, or a failure.
+        `name` is plain. The status is TIMEOUT after `lifetime` seconds, and if no server is reachable.
         """
         clock = asyncio.get_running_loop().time
         ends = clock() + lifetime
@@ -283,8 +286,8 @@ class NameServers:
 
 
 async def _exchange(server: NameServer, packet: bytes, seconds: float) -> bytes | None:
-    """Send a query from a port of its own. Return the response with its id, an empty packet if the server is
-    unreachable, or None after a timeout.
+    """Send a query over UDP from a new port. Return the response with its id, an empty packet if the server
+    is unreachable, or None after a timeout.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -357,8 +360,8 @@ _LOOPBACK = ("127.0.0.1", "::1")
 
 
 class Hosts:
-    """The addresses of names: the given ones, and those in a hosts file, which is read again when it has
-    changed.
+    """The addresses of host names that are given or are in a hosts file, which is read again when it
+    changes.
     """
 
     def __init__(self, names: Mapping[str, tuple[str, ...]] | None = None, file: Path | None = None) -> None:
@@ -367,7 +370,7 @@ class Hosts:
         self._state: FileState = ()
 
     def lookup(self, name: str) -> tuple[str, ...]:
-        """Return the addresses of a name in lower case, or `()` if DNS has to be queried."""
+        """Return the addresses of a host name in lower case, or `()` if DNS has to be queried."""
         if self._file is not None and (state := file_state(self._file)) != self._state:
             self._state, self._names = state, _read_hosts(self._file)
         return self._names.get(name, _LOOPBACK if is_localhost(name) else ())
@@ -378,7 +381,9 @@ def is_localhost(name: str) -> bool:
 
 
 def _read_hosts(path: Path) -> Mapping[str, tuple[str, ...]]:
-    """Return the names in a file. An unreadable file counts as empty, and a malformed line is skipped."""
+    """Read a hosts file, and return the addresses of each name. An unreadable file counts as empty, and a
+    malformed line is skipped.
+    """
     names: dict[str, tuple[str, ...]] = {}
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
@@ -460,7 +465,7 @@ class Resolver:
         )
 
     def _notice_changes(self) -> None:
-        """Apply changes of resolv.conf."""
+        """Read resolv.conf again if it has changed."""
         if not self.settings.servers and (state := file_state(RESOLV_CONF)) != self._resolv_conf:
             self._resolv_conf = state
             servers, self._search = system_names(RESOLV_CONF, before=self._named)
@@ -495,8 +500,9 @@ class Resolver:
         return _addresses(name, [ip for ip in turns if ip is not None], (six, four))
 
     async def implicit_mx(self, name: str, denial: DnsStatus, *, local: bool = False) -> DnsStatus:
-        """Return OK if mail for an ASCII domain without an MX record goes to its own address (RFC 5321 5.1),
-        the denial of its MX if it has no address, or what leaves this open.
+        """Return whether mail for an ASCII domain without an MX record goes to its own address (RFC 5321
+        5.1): OK, the status `denial` of its MX lookup if it has no address, or a failure that leaves this
+        open.
 
         Some name servers deny the whole name when they are queried for a type that they do not know
         (haraka/Haraka#2310). A name does not exist only if the queries for its addresses say so, too: answers

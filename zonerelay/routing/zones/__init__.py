@@ -1,5 +1,5 @@
-"""The zone of a recipient: `zones.Zones` is the entry point, and `route_rules` has the conditions of one
-`[[route]]`.
+"""Chooses the zone of a recipient: `zones.Zones` is the entry point, and `route_rules` has the conditions of
+a `[[route]]`.
 
 `address_patterns` matches addresses against configured patterns, also for access rules and users.
 

@@ -25,7 +25,8 @@ _ESCAPED = re.compile(r"\\(.)")
 
 
 class AddressTable:
-    """Maps address patterns to numbers, such as those of rules. Only "<>" matches the null sender.
+    """Finds the address patterns that match an address, each of which has a number, such as that of a rule.
+    Only "<>" matches the null sender.
 
     Raises ValueError with a message if the domain of a pattern is invalid.
     """
@@ -48,7 +49,7 @@ class AddressTable:
         self._numbers.setdefault(key, []).append(number)
 
     def find(self, mailbox: str) -> list[int]:
-        """Return the numbers of all patterns that match, in order."""
+        """Return the numbers of all patterns that match the address, in order."""
         if not mailbox:
             return self._numbers.get(_NULL_SENDER, [])
         local, domain = _parts(mailbox)
@@ -73,11 +74,13 @@ class AddressPatterns:
             self._table.add(pattern, number)
 
     def match(self, mailbox: str) -> bool:
-        """Return whether a pattern matches. `mailbox` is as in an envelope, with `""` for the null sender."""
+        """Return whether any pattern matches the address. `mailbox` is as in an envelope, with `""` for the
+        null sender.
+        """
         return bool(self.find(mailbox))
 
     def find(self, mailbox: str) -> str:
-        """Return the first pattern that matches, as it was written, or `""`."""
+        """Return the first pattern that matches the address, as it was written, or `""`."""
         found = self._table.find(mailbox)
         return self._patterns[found[0]] if found else ""
 
@@ -114,8 +117,8 @@ def _domain_pattern(pattern: str) -> str:
 
 @lru_cache(4096)
 def _parts(mailbox: str) -> tuple[str, str]:
-    """Return the local part and the domain in comparable form. A bare postmaster (RFC 5321 4.5.1) has no
-    domain.
+    """Return the local part and the domain of an address in the form in which they are compared. A bare
+    postmaster (RFC 5321 4.5.1) has no domain.
     """
     local, at, domain = mailbox.rpartition("@")
     if not at:

@@ -1,4 +1,4 @@
-"""The conditions of one `[[route]]` or `[[access]]` table, and the index that finds tables that may match.
+"""The conditions of a `[[route]]` or `[[access]]` table, and the index that finds tables that may match.
 
 Conditions are evaluated for each recipient, in the order of their cost: those about the message first. A
 condition returns the text that matched, for display.
@@ -30,18 +30,22 @@ _ANY = "*"
 
 
 class ConditionIndex(Protocol):
-    """An index of rules by the values of one condition, such as `address_patterns.AddressTable`."""
+    """Interface: an index of rules by the values of one condition, such as
+    `address_patterns.AddressTable`.
+    """
 
     # Any: each index has values of its own type.
     def add(self, value: Any, number: int, /) -> None:
-        """Add a rule under a value. Raise ValueError if the value cannot be indexed."""
+        """Add the number of a rule under a value of its condition. Raise ValueError if the value cannot be
+        indexed.
+        """
 
     def find(self, asked: str, /) -> Iterable[int]:
         """Return the numbers of the rules whose value matches."""
 
 
 class TextIndex:
-    """An index of rules by text. `*` is any text but `""`."""
+    """An index of rules by exact texts. `*` matches any text but `""`."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, list[int]] = {}
@@ -82,7 +86,7 @@ class RuleIndex:
                 self._others.append(number)
 
     def find(self, asked: Mapping[str, str]) -> Sequence[int]:
-        """Return the numbers of the rules that may match, from 0, in order."""
+        """Return the numbers of the rules that may match, in order (from 0)."""
         if not self._shelves:
             return self._others
         found = {number for name, shelf in self._shelves.items() for number in shelf.find(asked[name])}
@@ -91,7 +95,7 @@ class RuleIndex:
 
 
 def _rarest(rule: Mapping[str, Sequence[object]], counts: Counter[tuple[str, object]]) -> str:
-    """Return the condition under which to index the rule, or `""`."""
+    """Return the name of the condition by which a rule is indexed, or `""` if by none."""
     found = {
         name: max(counts[name, value] for value in values)
         for name, values in rule.items()
@@ -118,7 +122,7 @@ class RoutedMail:
         self._fields: dict[str, list[str]] | None = None
 
     def values(self, name: str) -> Sequence[str]:
-        """Return the values of the fields with this name; both are in lower case."""
+        """Return the values of the header fields with this name, in lower case."""
         if self._fields is None:
             self._fields = {}
             for key, value in self.headers:
@@ -135,8 +139,8 @@ _ADDRESSES = ("sender_domain", "sender", "recipient_domain", "recipient")
 
 
 class RuleConditions:
-    """The compiled conditions of one rule. Raises ValueError with a message if the domain of a pattern is
-    invalid.
+    """The compiled conditions of a `[[route]]` or `[[access]]` table. Raises ValueError with a message if the
+    domain of a pattern is invalid.
 
     A rule without any condition matches all mail.
     """
@@ -153,11 +157,11 @@ class RuleConditions:
         return True
 
     def may_match(self, mail: RoutedMail, recipient: str) -> bool:
-        """Return whether mail that has not been received yet may match."""
+        """Return whether the rule may match a message whose content has not been received yet."""
         return _OF_MESSAGE.issuperset(self.unmatched(mail, recipient))
 
     def reason(self, mail: RoutedMail, recipient: str) -> str:
-        """Return the matching values, by condition."""
+        """Describe which value of each condition matches the message."""
         said = [f"{name} matches {ask(mail, recipient)}" for name, ask in self._conditions]
         return " and ".join(said) or "the route has no condition"
 
@@ -167,7 +171,7 @@ class RuleConditions:
 
 
 class RouteRule(RuleConditions):
-    """The compiled conditions of one route. `number` counts from 1. Raises ValueError with a message."""
+    """The compiled conditions of a `[[route]]`. `number` counts from 1. Raises ValueError with a message."""
 
     def __init__(self, route: RouteSettings, number: int) -> None:
         self.zone = route.zone
@@ -180,7 +184,7 @@ class RouteRule(RuleConditions):
 
 
 def index_of(rules: Sequence[RouteSettings] | Sequence[AccessSettings]) -> RuleIndex:
-    """Return the index that finds the rules that may match. `find` needs the result of `asked`."""
+    """Build the index that finds the rules that may match a message. `find` needs the result of `asked`."""
     texts = {name: TextIndex() for name in ("listener", "user", "certificate")}
     addresses = {name: AddressTable() for name in _ADDRESSES}
     return RuleIndex({**texts, "client": Networks(), **addresses}, rules)
@@ -200,7 +204,9 @@ def asked(mail: RoutedMail, recipient: str) -> dict[str, str]:
 
 
 def _text(attribute: str) -> Callable[[Sequence[str]], Ask]:
-    """Return what compiles a condition about a text of the message. `*` is any text but `""`."""
+    """Return a function that compiles a condition about a text property of the message. `*` matches any text
+    but `""`.
+    """
     text_of = attrgetter(attribute)
 
     def condition(values: Sequence[str]) -> Ask:
@@ -222,7 +228,7 @@ def _size(mail: RoutedMail) -> str:
 
 
 def _header(texts: Sequence[str]) -> Ask:
-    """Return the condition `Name` or `Name: value`, which a field of the message matches."""
+    """Return the compiled condition `Name` or `Name: value` about the header fields of the message."""
     parts = [(text, text.lower().partition(":")) for text in texts]
     wanted = [(text, name.strip(), value.strip()) for text, (name, _, value) in parts]
     return lambda mail, _: next(
@@ -239,7 +245,9 @@ def _recipient(find: Callable[[str], str]) -> Ask:
 
 
 def _domain_finder(patterns: Sequence[str]) -> Callable[[str], str]:
-    """Return the look-up of the pattern that matches a mailbox's domain. A bare postmaster has none."""
+    """Return a function that finds the pattern that matches the domain of an address. The address
+    `postmaster` has no domain.
+    """
     find = AddressPatterns(patterns).find
     return lambda mailbox: find(f"@{domain}") if (domain := domain_of(Mailbox(mailbox))) else ""
 

@@ -30,7 +30,7 @@ MAX_NAME = 64  # characters of a name that a message gives: no zone has a longer
 
 
 class ZoneChoice(NamedTuple):
-    """The chosen zone and the reason (`route=2 sender matches …`; `""` if there was no choice).
+    """The zone that was chosen for a recipient, and the reason (`route=2 sender matches …`, or `""`).
 
     If `priority` is None, the message's own priority applies.
     """
@@ -45,8 +45,8 @@ ZoneOf = Callable[[str], ZoneChoice]
 
 
 class ChooseZone(Protocol):
-    """Return the function that chooses a recipient's zone. It is called when a message has been received
-    completely.
+    """Interface: returns the function that chooses the zone of each recipient of a message. It is called when
+    a message has been received completely.
 
     `named` is the zone that the header of a trusted client names, or `""`.
     """
@@ -61,8 +61,8 @@ _NO_ROUTE = ZoneChoice(DEFAULT_ZONE, NO_ROUTE)
 
 
 class RuleCheck(msgspec.Struct, frozen=True):
-    """The result of one route for a message. `unmatched` names the conditions that do not match, none if the
-    route matches.
+    """The result of evaluating one `[[route]]` for a message. `unmatched` names the conditions that do not
+    match, none if the route matches.
     """
 
     rule: int
@@ -71,8 +71,8 @@ class RuleCheck(msgspec.Struct, frozen=True):
 
 
 class ZoneExplanation(msgspec.Struct, frozen=True):
-    """The reason why a zone was chosen. `rule` counts the `[[route]]` tables from 1; 0 means that none
-    matched.
+    """The zone of a recipient with the reason for the choice. `rule` counts the `[[route]]` tables from 1; 0
+    means that none matched.
 
     `checks` are the routes that were evaluated, in order, up to the one that matches.
     """
@@ -98,7 +98,7 @@ class Zones:
         self._default = self._zones.get(DEFAULT_ZONE) or ZoneSettings(name=DEFAULT_ZONE)
 
     def take_up(self, other: "Zones") -> None:
-        """Use the zones and routes of the other object from now on."""
+        """Replace the zones and routes by those of the other object."""
         self._rules, self._index = other._rules, other._index
         self._zones, self._default = other._zones, other._default
 
@@ -107,13 +107,11 @@ class Zones:
         return tuple(self._zones)
 
     def get(self, name: str) -> ZoneSettings:
-        """Return the settings of a chosen zone. Only the default zone need not be configured."""
+        """Return the settings of a zone that was chosen. Only the default zone need not be configured."""
         return self._zones.get(name, self._default)
 
     def known_before(self, origin: Origin, sender: str, recipient: str) -> str | None:
-        """Return the zone of a recipient of mail that has not been received yet, or None if it depends on the
-        message.
-        """
+        """Return a recipient's zone before the message is received, or None if it depends on the message."""
         mail = RoutedMail(sender, origin)
         for at in self._index.find(asked(mail, recipient)):
             rule = self._rules[at]
@@ -122,8 +120,8 @@ class Zones:
         return DEFAULT_ZONE
 
     def choose(self, envelope: Envelope, /, *, headers: Headers, size: int, named: str = "") -> ZoneOf:
-        """Return the choices for one message. `named` is the zone in its zone header, or `""` if it may not
-        name one.
+        """Return the function that chooses the zone of each recipient of a message. `named` is the zone in
+        its zone header, or `""` if it may not name one.
         """
         if named:
             return self._named(named, envelope, headers, size)
@@ -161,7 +159,7 @@ class Zones:
         return otherwise
 
     def explain(self, recipient: str, mail: RoutedMail, *, named: str = "") -> ZoneExplanation:
-        """Return the result of `choose`, the deciding route and condition, and why earlier routes did not
+        """Choose a zone like `choose`, and return also the deciding route and why earlier routes did not
         match.
         """
         if named in self._zones:
@@ -187,7 +185,9 @@ MAX_NOTE = 500  # characters
 
 
 def zone_notes(choices: Iterable[tuple[str, ZoneChoice]]) -> tuple[str, ...]:
-    """Return the notes about the choices of a message's recipients, or none if there was no choice."""
+    """Return notes for the trace of a message about the zones of its recipients, or none if there was no
+    choice.
+    """
     chosen: dict[ZoneChoice, list[str]] = {}
     for recipient, choice in choices:
         if choice.why:
