@@ -462,8 +462,14 @@ async def test_mail_does_not_age_by_a_leap_until_it_is_confirmed(relay: Watched,
     assert (again.skipped(before), again.problems(), again.confirm()) == (0.0, (), False)
     relay.clock.advance(DAY + 1)
     assert (watch.skipped(before), watch.problems()) == (0.0, ())
+    before = relay.clock.now()
     relay.clock.step(5 * DAY)
-    relay.clock.step(-5 * DAY)
+    assert watch.skipped(before) == 5 * DAY
+    new = relay.clock.now()
+    relay.clock.step(-DAY)
+    assert watch.skipped(before) == 4 * DAY, "the rest of the leap is as wrong as the whole"
+    assert watch.skipped(new) == 0.0
+    relay.clock.step(-4 * DAY)
     assert watch.skipped(before) == 0.0
     await watch.look()
     assert not path.exists()

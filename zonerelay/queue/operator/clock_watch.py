@@ -12,8 +12,8 @@ stored due time is wrong.
 Mail does not expire because the wall clock has leapt forward. A leap is more than `LEAP` seconds that the
 wall clock gains on CLOCK_BOOTTIME, which also counts the time that the machine sleeps. For mail that was
 accepted before the leap, those seconds do not count towards its age until an operator confirms the new time
-(`zonerelay spool acknowledge clock`), a day has passed, or the clock goes back. A leap is recorded in a file
-next to the spool, so it survives a restart.
+(`zonerelay spool acknowledge clock`), a day has passed, or the clock goes back. If it goes back by less, the
+rest of the leap remains. A leap is recorded in a file next to the spool, so it survives a restart.
 """
 
 import asyncio
@@ -133,10 +133,11 @@ class ClockWatch:
         ahead = now - self._clock.boottime()
         gained, self._ahead = ahead - self._ahead, ahead
         self._is_suspect = self._is_suspect or gained < -TOLERANCE
-        before = self._leap
-        if gained > LEAP:
-            self._leap = ClockLeap(at=now, seconds=gained + (0.0 if before is None else before.seconds))
-        elif before is not None and (gained < -LEAP or now > before.at + TRUSTED_AFTER):
+        before = self._leap or ClockLeap(at=now, seconds=0.0)
+        if abs(gained) > LEAP:
+            at, seconds = now if gained > 0 else before.at + gained, before.seconds + gained
+            self._leap = ClockLeap(at=at, seconds=seconds) if seconds > LEAP else None
+        elif now > before.at + TRUSTED_AFTER:
             self._leap = None
         return self._leap
 
