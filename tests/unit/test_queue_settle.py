@@ -15,7 +15,7 @@ from zonerelay.model.delivery import Delivery
 from zonerelay.model.envelope import BodyType, Message, Notify, Ret
 from zonerelay.model.reply import Attempt, Outcome, Reply
 from zonerelay.queue.settle import bounces as reports
-from zonerelay.store.contract import Finish, OwnMessage, Postpone, StoreCorruptError
+from zonerelay.store.contract import Finish, OwnMessage, Postpone, StoreCorruptError, StoreError
 
 HOUR, DAY = 3600.0, 86400.0
 
@@ -377,6 +377,23 @@ async def test_a_header_that_cannot_be_read_costs_only_the_header(bench: Bench) 
     await bench.settle("b@example.com", outcomes=[BOUNCED])
     assert bench.dsn()
     assert len(bench.relay.sink.named("trouble")) == 1
+
+
+async def test_a_store_that_is_being_repaired_costs_no_header(bench: Bench) -> None:
+    store = bench.relay.store
+    read_body = store.read_body
+
+    async def closed(message_id: str):  # type: ignore[no-untyped-def]  # as in the test above
+        store.read_body = read_body  # type: ignore[method-assign]
+        raise StoreError("the spool is closed")
+        yield b""
+
+    store.read_body = closed  # type: ignore[method-assign]
+    store.repaired = asyncio.Event()
+    store.repaired.set()
+    await bench.settle("b@example.com", outcomes=[BOUNCED])
+    assert HEADER.strip() in bench.dsn().body
+    assert not bench.relay.sink.named("trouble")
 
 
 async def test_the_header_of_the_original_is_cut_at_whole_lines() -> None:

@@ -116,17 +116,20 @@ class DsnMaker:
         return the message too if its size allows it.
         """
         text, most = b"", self.bounce.return_size
-        try:
-            header, _ = await read_header(self.store.read_body(message.id), most)
-            if whole and message.size <= most:
-                async with aclosing(self.store.read_body(message.id)) as body:
-                    text = b"".join([piece async for piece in body])
-        except StoreError as error:
-            self.events.error("queue.report_header", error, message_id=message.id)
-            return b"", b""
-        if len(header) > most:
-            header = b"".join(header[:most].rpartition(b"\r\n")[:2])
-        return header, text if fits_lines(text) else b""
+        while True:
+            try:
+                header, _ = await read_header(self.store.read_body(message.id), most)
+                if whole and message.size <= most:
+                    async with aclosing(self.store.read_body(message.id)) as body:
+                        text = b"".join([piece async for piece in body])
+            except StoreError as error:
+                if await self.store.usable():
+                    continue  # it was repaired, and nothing can be stored before that
+                self.events.error("queue.report_header", error, message_id=message.id)
+                return b"", b""
+            if len(header) > most:
+                header = b"".join(header[:most].rpartition(b"\r\n")[:2])
+            return header, text if fits_lines(text) else b""
 
 
 def own_mail(envelope: Envelope, octets: bytes, choose_zone: ChooseZone) -> OwnMessage:
