@@ -104,7 +104,7 @@ class Terms(msgspec.Struct, frozen=True, eq=False):
         return (source.ehlo_name if source is not None else "") or self.zone.ehlo_name or hostname
 
     def cover(self, other: Terms) -> bool:
-        """Return whether a connection on these terms may carry mail on the other terms: their TLS, names,
+        """Return whether a connection on these terms may carry mail on the other terms. Their TLS, names,
         source and login settings must be the same.
         """
         mine, theirs = self.route, other.route

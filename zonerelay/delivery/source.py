@@ -129,7 +129,7 @@ class SourceSelection:
         self._sources: dict[str, SourceSettings] = {}
 
     def configure(self, sources: Iterable[SourceSettings]) -> None:
-        """Replace the sources. A source whose addresses have changed loses its penalties."""
+        """Replace the configured sources. A source whose addresses have changed loses its penalties."""
         new = {source.name: source for source in sources}
         same = {
             name

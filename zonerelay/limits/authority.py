@@ -1,5 +1,5 @@
-"""Allocates the connection slots and send times of one zone to workers: tracks who has how many, who waits,
-and who must return some. Defines the messages between a worker and the limit authority. Pure.
+"""Allocates the connection slots and send times of one zone to workers. Defines the messages between a worker
+and the limit authority. Pure.
 
 A *slot* is the right to one connection of a destination at a site. It counts in the zone, at the site and for
 the destination. A *turn* is a moment at which one MAIL may be written. The *authority* records which owner
@@ -277,8 +277,8 @@ class Reclaimer:
                 return
 
     def _richest(self, than: Owner) -> Owner | None:
-        """Return the owner with the most slots, unless it has too few to give one up: it must have at least
-        two more than `than`, or one while `than` has none.
+        """Return the owner with the most slots, or None if it has too few to give one up. It must have at
+        least two more than `than`, or one while `than` has none.
         """
         mine = self._held[than]
         other = max(
@@ -506,8 +506,8 @@ class SlotAllocator:
         return sum(owner.slots for owner in self.owners.values())
 
     def _at_site(self, lease: Lease) -> Iterator[tuple[int, int, list[Lease]]]:
-        """Yield each limit that applies to a slot of the lease, the number of slots that count towards it,
-        and the leases that have them.
+        """Yield the limits that apply to a slot of the lease. Each has the number of slots that count towards
+        it, and their leases.
         """
         destinations = self._sites[lease.site]
         limits = _limits(destinations)

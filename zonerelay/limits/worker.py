@@ -83,8 +83,9 @@ class ClockBounds:
         self.high = min(high for _, _, high in self._seen)
 
     def window(self, theirs: float, grace: float) -> tuple[float, float]:
-        """Return the period of our clock in which a send time may be used: from the first moment that is
-        certainly not before `theirs`, to the last one that is certainly within `grace` seconds after it.
+        """Return the period of this worker's clock in which a send time may be used. It begins when the
+        authority's clock has certainly reached `theirs`, and ends while it is certainly at most `grace`
+        seconds later.
         """
         return theirs - self.low, theirs + grace - self.high
 

@@ -85,8 +85,8 @@ class Composer:
 
 
 def compose_row(row: Row, content: RowContent, max_size: int) -> ComposedMessage:
-    """Compose the message of a row. Raises BadRowError, or StoreError if there is no space for a large
-    message.
+    """Compose the message of a row from its content columns. Raises BadRowError, or StoreError if there is no
+    space for a large message.
     """
     # In memory until the message is large. The last reader closes it.
     file: File = tempfile.SpooledTemporaryFile(CHUNK_SIZE, prefix="zonerelay-outbox-")  # noqa: SIM115

@@ -279,8 +279,8 @@ def checked_subject(subject: str) -> str:
 
 
 def checked_text(text: str | None, column: str) -> str | None:
-    """Return the text of a column. Raises BadRowError if it contains NUL, which is invalid in messages (RFC
-    5322 4) and which receivers reject.
+    """Check and return the text of a column. Raises BadRowError if it contains NUL, which is invalid in
+    messages (RFC 5322 4) and which receivers reject.
     """
     if text is not None and "\0" in text:
         raise BadRowError(f"{column} contains a NUL, which is not allowed in messages")

@@ -136,8 +136,8 @@ class OutboxKeeper:
     # --- start and end
 
     async def start(self) -> None:
-        """Connect and take the lease. Raises StoreOpenError if the tables cannot be used. If the database
-        cannot be reached, the relay keeps trying.
+        """Connect to the database and acquire the lease. Raises StoreOpenError if the tables cannot be used.
+        If the database cannot be reached, the relay keeps trying.
         """
         try:
             await self._connect()
@@ -149,7 +149,7 @@ class OutboxKeeper:
         self._tasks.start(self._run())
 
     async def close(self) -> None:
-        """End the session. Call this after the last write."""
+        """End this relay's session in the database. Call this after the last write."""
         await self._tasks.cancel()
         if self.usable and self._control is not None:
             with contextlib.suppress(StoreError):

@@ -1,5 +1,5 @@
-"""Implements the store of a relay with an outbox: mail in the spool and rows that applications have inserted
-form one queue for zones, rates, connections and operators' commands.
+"""Implements the store of a relay with an outbox: mail in the spool and rows of applications form one queue.
+Zones, rates, connections and operators' commands do not distinguish them.
 
 A message's id shows which of the two holds it. New mail and bounces go to the spool. A write to the spool
 never waits for the outbox's database, and a failure of that database affects the outbox alone.

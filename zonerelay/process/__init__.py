@@ -1,3 +1,3 @@
-"""Process-level services: setup, inherited sockets, the service manager, garbage collection, threads, HTTPS,
-operators' Python code, and background tasks.
+"""Services of a process: setup, sockets, the service manager, garbage collection, threads, HTTPS, operators'
+Python code, and tasks.
 """

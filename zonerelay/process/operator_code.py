@@ -1,5 +1,5 @@
-"""Imports Python code of the operator and runs it in daemon threads, so that a call that never returns does
-not prevent the process from exiting.
+"""Imports Python code of the operator and runs it in daemon threads. So a call that never returns does not
+prevent the process from exiting.
 """
 
 import concurrent.futures

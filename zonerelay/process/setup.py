@@ -107,8 +107,8 @@ def prepare_home(settings: Settings) -> Path:
 
 
 def prepare_process(settings: Settings) -> None:
-    """Prepare a process that runs the relay (signals, permissions, limits and memory), and its home directory
-    as `prepare_home` does.
+    """Prepare a process that runs the relay: its signals, permissions, limits and memory. The home directory
+    is prepared as in `prepare_home`.
     """
     # A SIGHUP would terminate a process that is still starting. Workers inherit this.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})

@@ -120,8 +120,8 @@ FIRST = 3  # SD_LISTEN_FDS_START
 
 
 class InheritedSockets:
-    """Inherited sockets by address. `own` are listening sockets of this process, the first of which a
-    listener uses. `others` are those of the other workers. They are never closed here.
+    """The sockets that a process has inherited, by address. `own` are listening sockets of this process, the
+    first of which a listener uses. `others` are those of the other workers. They are never closed here.
     """
 
     def __init__(
@@ -154,8 +154,8 @@ class InheritedSockets:
 
     @classmethod
     def of_supervisor(cls, given: Mapping[str, Sequence[Sequence[int]]]) -> "InheritedSockets":
-        """Return the sockets that the supervisor has passed, by address: at least one of the worker's own,
-        and those of the other workers.
+        """Return the sockets that the supervisor has passed to a worker. Each address has at least one of its
+        own, and those of the other workers.
         """
         own, others = ({text: group[at] for text, group in given.items()} for at in (0, 1))
         return cls(own, others)
@@ -236,8 +236,8 @@ def bound_path(path: Path, mode: int | None = None) -> socket.socket:
 
 
 def refuse_live_socket(path: Path) -> None:
-    """Raise OSError with EADDRINUSE if a process listens on the socket at this path, because the event loop
-    would replace the socket. Raise it with EEXIST if the file is not a socket.
+    """Raise OSError with EADDRINUSE if a process listens on the socket at this path. The event loop would
+    replace the socket. Raise it with EEXIST if the file is not a socket.
     """
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):

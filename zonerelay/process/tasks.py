@@ -127,8 +127,8 @@ class Slices:
         self._until = 0.0
 
     async def next(self) -> None:
-        """Call this before each step of the work. Waits for the next loop iteration if the time slice of this
-        iteration is used up.
+        """Wait for the next loop iteration if the time slice of this one is used up. Call it before each step
+        of the work.
         """
         while self._is_open and self._monotonic() >= self._until:  # noqa: ASYNC110 - for a round of the loop, not an event
             await asyncio.sleep(0)

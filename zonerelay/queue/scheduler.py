@@ -187,8 +187,8 @@ class Scheduler:
             self.zone(queue.zone).notify(queue.priority)
 
     def wake(self, queue: QueueName) -> None:
-        """Look for claimable mail in the zone again, because deliveries have changed or other workers may
-        have stored some in this queue.
+        """Look for claimable mail in the zone again. Deliveries have changed, or other workers may have
+        stored some in this queue.
         """
         if self._running:
             self.zone(queue.zone).wake(queue.priority)

@@ -135,7 +135,7 @@ Salvage = Callable[[SalvagedMessage], None]
 
 
 class RepairResult(msgspec.Struct, kw_only=True):
-    """The result of a repair.
+    """The counts and descriptions that a repair of a spool reports.
 
     `before` counts the deliveries that are still named anywhere in the damaged spool, and `after` those of
     the repaired one. `lost` describes what could not be saved, a line each, and `more_lost` counts the lines
@@ -759,7 +759,7 @@ def _read(value: Value) -> bytes:
 
 
 def _count(value: Value) -> int:
-    """Parse a number of open deliveries. Return -1 if it is invalid."""
+    """Parse the stored number of open deliveries of a message. Return -1 if it is invalid."""
     return int(value) if isinstance(value, bytes) and value.isdigit() and len(value) < 16 else -1
 
 

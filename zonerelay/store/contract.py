@@ -271,7 +271,8 @@ Companions = Callable[[Message], Sequence[OwnMessage]]
 
 
 class MessageWriter(Protocol):
-    """Writes one message's body. Leaving the `async with` block without a commit aborts.
+    """Writes the body of one message and then commits the message (a Protocol). Leaving the `async with`
+    block without a commit aborts.
 
     Abort removes the chunks in the background, at the latest at the next start.
     """
@@ -333,8 +334,8 @@ class QueueReader(Protocol):
         """
 
     async def queues(self) -> set[QueueName]:
-        """Return the queues that hold deliveries, including those of webhooks, so that no queue is orphaned
-        when it is removed from the configuration.
+        """Return the queues that hold deliveries, including those of webhooks. So no queue is orphaned when
+        it is removed from the configuration.
         """
 
 
@@ -342,7 +343,9 @@ class QueueStore(QueueReader, Protocol):
     """The operations of a store that the running relay uses (a Protocol)."""
 
     def begin(self, envelope: Envelope) -> MessageWriter:
-        """Start a message. Raises nothing. `envelope.recipients` must be complete."""
+        """Start to store a message, and return the writer of its body. Raises nothing. `envelope.recipients`
+        must be complete.
+        """
 
     async def claim(
         self, queue: QueueName, limit: int, *, now: float, **only: Unpack[ClaimFilter]

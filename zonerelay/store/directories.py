@@ -138,7 +138,7 @@ class ReserveFile:
         return counted
 
     def make(self) -> None:
-        """Create the reserve. If there is too little space, or the file system cannot do it, it is tried
+        """Create the reserve file. If there is too little space, or the file system cannot do it, it is tried
         again later.
         """
         if not self._size:
@@ -162,8 +162,8 @@ class ReserveFile:
         return True
 
     def make_way(self, attempt: Callable[[], T]) -> T:
-        """Call `attempt` and return its result. If the disk is full, remove the reserve file and call it once
-        more. Several threads may do this at the same time.
+        """Call `attempt`, and once more after removing the reserve file if the disk is full. Return its
+        result. Several threads may do this at the same time.
         """
         held = self.held
         try:
@@ -174,7 +174,7 @@ class ReserveFile:
         return attempt()
 
     def drop(self) -> bool:
-        """Remove the reserve, and return false if there was none."""
+        """Remove the reserve file, and return false if there was none."""
         had, self.held = self.held, 0
         try:
             self._path.unlink()
@@ -213,6 +213,6 @@ class ReaderThreads(Generic[Opened]):
         return await self.run(function, self.opened, *args)
 
     def stop(self) -> None:
-        """Block until every function has returned."""
+        """Block until every function that runs in a thread has returned."""
         self._stopped = True
         self._executor.shutdown()

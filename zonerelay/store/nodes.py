@@ -122,8 +122,8 @@ class NodeStore:
         return self
 
     async def _take_partition(self) -> OwnedPartition:
-        """Become the writer of the preferred partition, of one that this machine has used, of one whose lease
-        has ended, or of a new one. Raises StoreError.
+        """Become the writer of a partition: preferably the configured one, or one that this machine has used,
+        or one whose lease has ended, or a new one. Raises StoreError.
         """
         peers = {peer.node: peer for peer in await self.engine.peers()}
         known = await STORE.run(self._known_nodes)

@@ -274,7 +274,7 @@ async def nodes_of(engine: Engine) -> list[int]:
 
 
 async def check_engine(engine: Engine, findings: check.Findings, tell: check.Tell) -> check.SpoolContents:
-    """Check every partition. Raises StoreError."""
+    """Check the records of every partition of an engine. Raises StoreError."""
     found = [check.SpoolContents()]
     for node in await nodes_of(engine):
         keeper = engine.keeper(node)
@@ -296,8 +296,8 @@ async def repair_engine(
     clock: Clock,
     patience: float = 0.0,
 ) -> check.RepairResult:
-    """Repair every partition. Without `carry_out`, return what a repair would do. `kept` is the file of old
-    records, and `patience` is that of `living_nodes`.
+    """Repair the records of every partition of an engine. Without `carry_out`, return what a repair would do.
+    `kept` is the file of old records, and `patience` is that of `living_nodes`.
 
     Raises StoreError with a message, also while relays use the queue, and OSError.
     """

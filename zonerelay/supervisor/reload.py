@@ -73,7 +73,7 @@ def _dies(member: SupervisedWorker) -> ReloadRejectedError:
 
 @dataclass(eq=False, repr=False)
 class RelayReload(RepeatedWork):
-    """Carries out a reload. `begin` is the handler of SIGHUP."""
+    """Carries out reloads of all workers, one at a time. `begin` is the handler of SIGHUP."""
 
     config: Path
     _: KW_ONLY
@@ -234,8 +234,8 @@ class RelayReload(RepeatedWork):
         await self._roll(stay)
 
     def _stays_as_it_is(self, old: Settings, new: Settings) -> bool:
-        """Return whether the number of workers must not be reduced, because a queue in memory would be lost
-        with the process of a removed worker.
+        """Return whether the number of workers must not be reduced. A queue in memory would be lost with the
+        process of a removed worker.
         """
         volatile = new.spool.backend is Backend.MEMORY and new.spool.shelve is None
         return volatile and count_of(new) < count_of(old)

@@ -72,7 +72,9 @@ def supervise(config: Path, text: bytes, settings: Settings, handed: InheritedSo
 
 @dataclass(eq=False, repr=False)
 class Supervisor:
-    """Runs the supervisor process. Call `run` once. Everything it starts has ended when it returns."""
+    """Runs the workers of a relay and answers operators for all of them. Call `run` once. Everything it
+    starts has ended when it returns.
+    """
 
     config: Path
     text: bytes

@@ -1,6 +1,5 @@
-"""Opens a worker's endpoints for operators: its status, `explain` and the commands on its queue, its control
-socket, and HTTP if there is no supervisor to serve it. A part that a reload may replace is looked up when
-needed.
+"""Opens a worker's endpoints for operators: the control socket, and HTTP if there is no supervisor to serve
+it. A part that a reload may replace is looked up when needed.
 """
 
 from __future__ import annotations

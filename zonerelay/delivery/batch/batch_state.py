@@ -164,8 +164,8 @@ def unreadable(error: StoreError) -> Reply:
 
 
 async def _write(command: bytes, protocol: ClientProtocol, body: SentBody, timeout: float) -> None:
-    """Write a command. If it is the last BDAT with its chunk, the last CRLF is written only after all other
-    bytes were sent.
+    """Write an SMTP command. If it is the last BDAT with its chunk, the last CRLF is written only after all
+    other bytes were sent.
     """
     if len(command) > MOST_AT_ONCE:
         body.check_claim()

@@ -338,8 +338,8 @@ class Renderer:
         return await self._of_plan(zone, message, seven_bit=False)
 
     async def in_seven_bits(self, zone: ZoneSettings, message: Message) -> RenderedMessage | None:
-        """Return the message converted to 7-bit for the zone, or None if the zone does not convert it or the
-        conversion would lose content. Raise StoreError and RenderError.
+        """Return the message converted to 7-bit, or None if the zone does not allow that or the conversion
+        would lose content. Raise StoreError and RenderError.
         """
         if zone.convert is BodyConversion.NEVER:
             return None

@@ -1,5 +1,5 @@
-"""Decides the TLS requirements of a connection from the route's policy and the host's DNS records, and checks
-the server's identity after the handshake.
+"""Decides the TLS requirements of a connection from the route's policy and DNS, and verifies the server after
+the handshake.
 
 DANE (RFC 7672 2.2) applies if the demand says that the MX records were secure, and only to hosts whose
 addresses are secure, because an attacker could forge a TLSA record behind an insecure answer. Then
@@ -90,8 +90,8 @@ class ResumingContext(ssl.SSLContext):
         return super().wrap_bio(incoming, outgoing, server_side, server_hostname, session)
 
     def keep(self, name: str, tls: ssl.SSLObject) -> None:
-        """Store the session of a verified connection, once the server has answered over TLS: the session
-        ticket arrives after the handshake.
+        """Store the TLS session of a verified connection. Call it once the server has answered over TLS,
+        because the session ticket arrives after the handshake.
         """
         before = self._kept.pop(name, None)
         session, shown = tls.session, self._clock.monotonic()
@@ -180,7 +180,9 @@ class TlsRequirements(msgspec.Struct, frozen=True):
 
     @property
     def may_resume(self) -> bool:
-        """Whether a session may be resumed. DANE and pinned certificates need the server's present chain."""
+        """Whether an earlier TLS session may be resumed. DANE and pinned certificates need the server's
+        present chain.
+        """
         return not (self.tlsa or self.certificates)
 
     def in_clear(self) -> "TlsRequirements":
@@ -188,7 +190,7 @@ class TlsRequirements(msgspec.Struct, frozen=True):
 
 
 def named_after(deliveries: Sequence[Delivery], route: Route, zone: ZoneSettings) -> Route:
-    """Return the route for these deliveries. With DANE, its name consists of their recipient domains.
+    """Return the route, named after the recipient domains of these deliveries if DANE applies.
 
     Domains at the same hosts share a route, which is named after one of them. With DANE-TA a certificate for
     the domain alone is valid (RFC 7672 3.2.2), so it must not count for another domain's mail.
@@ -234,8 +236,8 @@ async def requirements(resolver: Resolver, terms: Terms, host: MxHost, found: Ad
 
 
 async def _base_domains(resolver: Resolver, host: MxHost, found: Addresses) -> list[str]:
-    """Return the names at which to look for TLSA records (RFC 7672 2.2.2): first the end of a secure CNAME
-    chain, then the host name itself.
+    """Return the names at which to look for TLSA records (RFC 7672 2.2.2). The end of a secure CNAME chain
+    comes first, then the host name itself.
     """
     if host.literal:
         return []

@@ -1,3 +1,3 @@
-"""Processes outbox rows: `row` represents one row, `claims` claims, reads and writes rows, and `mailboxes`
-manages the mailboxes that they name.
+"""Processes outbox rows: `claims` claims, reads and writes them, `row` is one row, and `mailboxes` has the
+mailboxes that they name.
 """

@@ -143,8 +143,8 @@ class OutboxWriter:
         """Runs while writes are pending."""
 
     def put(self, write: RowWrite) -> None:
-        """Queue a write. It replaces an earlier one of the same claim, because it includes that one's
-        outcomes.
+        """Queue a write of outcomes to a row. It replaces an earlier one of the same claim, because it
+        includes that one's outcomes.
         """
         self._waiting[write.id, write.token] = write
         if self._task is None or self._task.done():

@@ -213,7 +213,7 @@ class Row:
 
 
 def read_row(columns: Columns, default_zone: str) -> Row:
-    """Create a row from these columns. Raises BadRowError."""
+    """Create a row from the columns of a claim. Raises BadRowError."""
     if not columns[_OK]:
         raise BadRowError(f"the addresses exceed {MAX_PEOPLE} bytes")
     created = -1 if columns[5] is None else columns[5]

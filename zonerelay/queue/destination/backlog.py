@@ -195,7 +195,9 @@ class Backlog:
         return bool(self._fresh)
 
     def add(self, delivery: Delivery, since: MessageId | None = None) -> None:
-        """Add a delivery. Messages older than `since` are backlog (`zone/window.py`)."""
+        """Add a delivery to the fresh mail, or to the other mail. Messages older than `since` are backlog
+        (`zone/window.py`).
+        """
         if delivery.next_attempt > 0 or (since is not None and delivery.message_id < since):
             if self._again is _NO_MAIL:
                 self._again = MessageQueue(apart=self._apart)

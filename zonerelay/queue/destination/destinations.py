@@ -617,7 +617,7 @@ class Destination(DestinationQueue):
         self.pace: Pace | None = rates.pace(route.site, self.key, self.limits.max_rate)
 
     def begins(self, tick: float) -> None:
-        """Count the start of a transaction."""
+        """Count a transaction that starts now."""
         self.active += 1
         if tick >= self.minute_ends:
             self.before = self.begun if tick < self.minute_ends + MINUTE else 0

@@ -184,7 +184,9 @@ class RerouteRun:
     def __init__(
         self, zones: Zones, *, to_zone: str = "", next_hop: str = "", ask_again: bool = False
     ) -> None:
-        """Create the reroute. Raise RerouteError unless exactly one target is given and the zone exists."""
+        """Check the target of a reroute. Raise RerouteError unless exactly one target is given and the zone
+        exists.
+        """
         if sum(map(bool, (to_zone, next_hop, ask_again))) != 1:
             raise RerouteError("no target selected: specify a zone, a next hop, or that the routes choose")
         self._zones = zones

@@ -107,8 +107,8 @@ class Disposition(msgspec.Struct, frozen=True):
 
 
 class DispositionPolicy:
-    """Decides what happens to a delivery after an outcome, by the settings for retries and bounces and by the
-    zone's policy for outcomes in doubt.
+    """Decides what happens to a delivery after an outcome, by the settings of retries, bounces and outcomes
+    in doubt.
     """
 
     def __init__(self, retry: RetryPolicy, bounce: BounceSettings, zones: Sequence[ZoneSettings]) -> None:
@@ -620,7 +620,7 @@ class Settler:
         destination: str,
         seconds: float | None = None,
     ) -> None:
-        """Record the outcomes of one attempt. `message` is None if it cannot be read."""
+        """Record the outcomes of one attempt in the background. `message` is None if it cannot be read."""
         delivered: list[Result] = [
             (delivery, outcome, None)
             for delivery, outcome in zip(deliveries, outcomes, strict=True)
@@ -847,8 +847,8 @@ class Settler:
 
 
 def _is_news(c: Disposition) -> bool:
-    """Return false if reporting the outcome would repeat earlier reports: a deferral without an attempt for
-    suspended hosts, or for the same reason as before.
+    """Return whether an outcome should be reported. A deferral without an attempt is not news if its hosts
+    are suspended, or if the reason is the same as before.
     """
     outcome, last = c.outcome, c.delivery.last
     if outcome.verdict is not Verdict.DEFERRED or outcome.counts or outcome.scope is Scope.LOCAL:

@@ -1,5 +1,5 @@
-"""One zone: `zone` claims its mail and attempts its batches, `plan` chooses the next batch, and `window`
-bounds the mail in memory.
+"""Sends the mail of one zone: `zone` claims and attempts it, `plan` chooses the next batch, and `window`
+limits the mail in memory.
 
 `plan` and `window` are pure. `zone` carries out their decisions.
 

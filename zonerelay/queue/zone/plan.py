@@ -315,7 +315,7 @@ class ZonePlan:
             self.window.of(priority).rested(backlog)
 
     def take_returned(self) -> list[Delivery]:
-        """Remove and return the deliveries to release, because their destination has used up its share or an
+        """Remove and return the deliveries to release. Their destination has used up its share, or an
         operator's change returned them during a claim.
         """
         returned, self._returned = self._returned, []
@@ -404,7 +404,7 @@ class ZonePlan:
     # The table
 
     def _destination(self, route: Route, now: float) -> Destination:
-        """Return the destination of a route. Create it if necessary, or make it use this route."""
+        """Return the destination of a route, created if necessary, and make it use this route."""
         key = route.destination
         destination = self._destinations.get(key)
         if destination is not None:

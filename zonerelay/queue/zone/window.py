@@ -392,7 +392,7 @@ class QueueWindow:
         return deliveries
 
     def forget(self, line: DestinationQueue) -> None:
-        """Remove an unused destination."""
+        """Remove the queues of an unused destination."""
         for priority, backlog in line.backlogs.items():
             self.of(priority).forget(backlog)
 

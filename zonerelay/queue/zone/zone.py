@@ -305,7 +305,7 @@ class Zone:
         self._claim()
 
     async def _claim_once(self) -> bool:
-        """Make one request to the store. Return false if there is nothing more to request."""
+        """Make one claim from the store. Return false if there is nothing more to request."""
         await self._settler.outcome_log.room()
         plan = self.plan.plan_claim(self._clock.now())
         try:

@@ -135,10 +135,10 @@ class GroupCommitter(Generic[Change, P]):
         observe: Callable[[float], None],
         failed: Callable[[StoreError], None],
     ) -> None:
-        """Create a committer. `prepare(submissions, size)` is called on the event loop with the size in
-        bytes; its result is passed to `write`, which writes it in the background and then calls `written` on
-        the loop with the duration in seconds or a `JobFailure`. Durations go to `observe`. `failed` is called
-        with a failure before any submitter receives it.
+        """Create a group committer for one writer. `prepare(submissions, size)` is called on the event loop
+        with the size in bytes; its result is passed to `write`, which writes it in the background and then
+        calls `written` on the loop with the duration in seconds or a `JobFailure`. Durations go to `observe`.
+        `failed` is called with a failure before any submitter receives it.
         """
         self._loop = asyncio.get_running_loop()
         self._now = clock.monotonic
@@ -185,7 +185,7 @@ class GroupCommitter(Generic[Change, P]):
             await self._idle.wait()
 
     def resume(self) -> None:
-        """Accept submissions again after a failure."""
+        """Accept submissions again after a failed write."""
         self._refusal = None
 
     def refuse(self, reason: StoreError) -> None:

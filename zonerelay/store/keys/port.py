@@ -143,8 +143,8 @@ class WriteBatch(msgspec.Struct, frozen=True, gc=False):
 
 
 class PartitionState(NamedTuple):
-    """The state of a partition: the token of its writer, the mark of its store, the epoch of the writer, and
-    the position of the last batch. An empty `mark` means that no store has been seen yet.
+    """The state of a partition: its writer's token and epoch, its store's mark, and the position of the last
+    batch. An empty `mark` means that no store has been seen yet.
     """
 
     writer: str
@@ -207,7 +207,9 @@ class Keeper(KeyReader, Protocol):
         """
 
     async def apply(self, batch: WriteBatch) -> None:
-        """Make the batch durable. Raises FencedError. After any other StoreError its fate is unknown."""
+        """Write the batch atomically and durably. Raises FencedError. After any other StoreError its fate is
+        unknown.
+        """
 
     async def renew(self) -> None:
         """Extend the lease. Raises FencedError if another writer has the partition."""
@@ -227,8 +229,9 @@ class StagingKeeper(Keeper, Protocol):
     """Interface: a partition that can store large values before the batch that refers to them."""
 
     async def stage(self, rows: Mapping[bytes, bytes]) -> None:
-        """Store rows of new keys. They exist, durably, from the next applied batch on. A batch that removes
-        one of them withdraws it. Several calls may run at the same time as `apply`.
+        """Store rows of new keys before the batch that refers to them. They exist, durably, from the next
+        applied batch on. A batch that removes one of them withdraws it. Several calls may run at the same
+        time as `apply`.
         """
 
 

@@ -1,5 +1,5 @@
-"""Implements what the engines on a server share: connections, and the checks of a partition that another
-machine may have taken over.
+"""Implements what the engines on a server share: connections, and checks whether another machine has taken
+over a partition.
 
 On failure: a lost connection is replaced at the next call. Each new one is compared with the last position
 that this process has seen, so that a former primary is not read.
@@ -38,7 +38,7 @@ class KeptConnection(Generic[C]):
         self._turn = asyncio.Lock()
 
     async def get(self) -> C:
-        """Return the connection. Raises StoreError."""
+        """Return the connection, and open it first if necessary. Raises StoreError."""
         async with self._turn:
             if self._is_closed:
                 raise StoreError(Unhealthy.CLOSED)

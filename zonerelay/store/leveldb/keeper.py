@@ -169,7 +169,7 @@ class SpoolKeeper(QueueKeeper):
         around: StoreContext,
         view: SpoolReads,
     ) -> None:
-        """Create a keeper. `view` reads the state of the spool when it was opened."""
+        """Create the keeper of an open spool. `view` reads the state of the spool when it was opened."""
         # LevelDB copies written data from its log through its levels.
         super().__init__(around, min_free_space=min_free_space, copies=3)
         self.reader = reader

@@ -1,5 +1,4 @@
-"""Opens the directory of a LevelDB spool, checks it while it is open, writes its mark when it is closed, and
-reads the queue in it (`SpoolReads`).
+"""Opens, checks and closes the directory of a LevelDB spool, and reads the queue in it (`SpoolReads`).
 
 An opening that fails changes nothing. `damage.directory` checks the files before LevelDB uses them,
 `DatabaseRepair` repairs logs with gaps, and the mark `synced` records how far the newest log was durable.
@@ -371,8 +370,8 @@ class DatabaseRepair:
         self._mended.clear()
 
     def _restore_mark(self) -> None:
-        """Restore the mark before a report of a loss is removed, because the mark alone distinguishes a
-        missing end from an incomplete last write. Raises OSError.
+        """Restore the mark, before a report of a loss is removed. Only the mark distinguishes a missing end
+        from an incomplete last write. Raises OSError.
         """
         if self._mark is not None:
             try:

@@ -80,7 +80,7 @@ def disk_engine(
 
 
 async def open_disk(spool: SpoolSettings, around: StoreContext) -> PartitionStore:
-    """Open the queue. Raises StoreOpenError."""
+    """Open a queue in local directories and return its store. Raises StoreOpenError."""
     opened = await STORE.open(Directories, spool)
 
     async def release() -> None:

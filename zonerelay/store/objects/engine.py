@@ -247,7 +247,7 @@ class ObjectEngine:
         return None if data is None else unpacked(data, ReservedKey, name)
 
     async def forget_reserved(self) -> None:
-        """Remove the objects of expired keys. Raises StoreError."""
+        """Remove the objects of expired idempotency keys. Raises StoreError."""
         async for names in self.place.names("once/"):
             for first in range(0, len(names), AHEAD):
                 some = sorted(names[first : first + AHEAD])
@@ -321,8 +321,8 @@ class ObjectKeys:
         return await self._ask(ObjectIndex.last_key, start, end)
 
     async def _ask(self, function: Callable[[ObjectIndex, *Ts], T], *args: *Ts) -> T:
-        """Call `function` with the index. A reader updates it first, and no other caller may rebuild it
-        during the query.
+        """Call `function` with the up-to-date index and return its result. A reader updates it first, and no
+        other caller may rebuild it during the query.
         """
         if self._epoch:
             return await self._threads.read(function, *args)
@@ -808,7 +808,7 @@ def checked_values(values: Sequence[bytes], spans: Sequence[ValueLocation], name
 
 
 def _runs(rows: Sequence[tuple[bytes, bytes | None]]) -> list[list[tuple[bytes, bytes | None]]]:
-    """Group index rows in their order. Rows whose values are consecutive in one object form one group."""
+    """Group the index rows whose values are consecutive in one object. The order of the rows stays."""
     runs: list[list[tuple[bytes, bytes | None]]] = []
     follows: tuple[str, int] | None = None
     for key, stored in rows:

@@ -84,7 +84,7 @@ class UnknownResultError(StoreLostError):
 
 
 class RequestRejectedError(StoreError):
-    """The service rejected the request."""
+    """The S3 service rejected the request."""
 
 
 class ConflictError(StoreError):
@@ -92,7 +92,7 @@ class ConflictError(StoreError):
 
 
 class MissingError(StoreError):
-    """The object does not exist."""
+    """The requested object does not exist in the bucket."""
 
 
 class S3Engine(ObjectEngine):

@@ -67,7 +67,7 @@ class ConnectionLostError(StoreLostError):
 
 
 class StatementRejectedError(StoreError):
-    """The database rejects the statement permanently."""
+    """The database rejected the statement, and would reject it again."""
 
 
 class TransactionConflictError(StoreError):
@@ -207,7 +207,7 @@ class DatabaseConnection:
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Fetch]:
-        """Begin a transaction for the block. Commit it if the block succeeds, and roll it back otherwise."""
+        """Run the block in a transaction. Commit it if the block succeeds, and roll it back otherwise."""
         async with self._lock:
             await self._run("BEGIN ISOLATION LEVEL READ COMMITTED")
             try:
@@ -301,7 +301,9 @@ class DatabasePool:
 
     @contextlib.asynccontextmanager
     async def use(self) -> AsyncIterator[DatabaseConnection]:
-        """Yield a connection for the block. Raises ConnectionLostError if the database is unreachable."""
+        """Yield an idle connection of the pool for the block. Raises ConnectionLostError if the database is
+        unreachable.
+        """
         link = await self._idle.get()
         try:
             yield await link.get()

@@ -99,7 +99,7 @@ def check_deliveries(message_id: MessageId, deliveries: Sequence[Delivery]) -> N
 
 
 def check_own_message(change: OwnMessage) -> None:
-    """Raise StoreError if the size or the number of chunks of a message does not match its body, because the
+    """Raise StoreError if the size or the number of chunks in a message's record does not match its body. The
     chunks are removed by that number.
     """
     message = change.message
@@ -120,8 +120,8 @@ UPLOAD_MEMORY = 64 * 1024 * 1024
 
 
 class NewMessage(NamedTuple):
-    """A message to commit: its deliveries, the last chunks of its body, the relay's own messages
-    (`companions`), and the idempotency key.
+    """A message to commit, with its deliveries and the last chunks of its body. `companions` are messages of
+    the relay that are stored in the same write.
     """
 
     message: Message

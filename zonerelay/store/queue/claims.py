@@ -465,8 +465,8 @@ class ClaimCursors(dict[QueueName, QueueCursors]):
         found.update(taken)
 
     def _still_claimed(self, found: Taken) -> Taken:
-        """Return the current states of the claimed deliveries, because an operator may have changed or
-        released some while others were read.
+        """Return the current states of the claimed deliveries. An operator may have changed or released some
+        while others were read.
         """
         claims = self._in_flight.claims
         return {key: claims[key] or delivery for key, delivery in found.items() if key in claims}
@@ -497,7 +497,7 @@ class ClaimCursors(dict[QueueName, QueueCursors]):
 
     @contextlib.contextmanager
     def _reading(self, cursors: QueueCursors, source: DiskRange) -> Iterator[bytes]:
-        """Yield the key to read from. The mark of the range moves only if the read succeeds."""
+        """Yield the key from which to read a range. The mark of the range moves only if the read succeeds."""
         try:
             yield cursors.start_reading(source)
         except BaseException:

@@ -64,7 +64,7 @@ class ReadResult(msgspec.Struct):
     asked: set[DeliveryKey] = msgspec.field(default_factory=set)
 
     def merge(self, read: "ReadResult", keys: Iterable[DeliveryKey]) -> None:
-        """Add the result of reading `keys`."""
+        """Add what was read for `keys`."""
         self.asked.update(keys)
         self.deliveries |= read.deliveries
         self.messages |= read.messages

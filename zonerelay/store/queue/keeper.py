@@ -84,8 +84,8 @@ class Health:
             raise type(self.refusal)(*self.refusal.args)
 
     def check_writable(self) -> None:
-        """Raise StoreError as `check_usable` does, StoreFullError if there is too little space for new mail,
-        or StoreCorruptError if the store is damaged.
+        """Raise StoreFullError if there is too little space for new mail, StoreCorruptError if the store is
+        damaged, or StoreError as `check_usable` does.
         """
         if self.reason is not None:
             self.check_usable()
@@ -258,8 +258,8 @@ class QueueKeeper(abc.ABC):
     def __init__(
         self, around: StoreContext, *, min_free_space: int, copies: int = 1, counted_from: bytes | None = None
     ) -> None:
-        """Create a keeper. `copies` is how many copies of a written byte may be on the disk for some time,
-        and `counted_from` where a count of `Counts` begins.
+        """Create the keeper of a queue. `copies` is how many copies of a written byte may be on the disk for
+        some time, and `counted_from` where a count of `Counts` begins.
         """
         self.health = Health(around.on_health)
         self.space = SpaceWatch(self._look_at_space, least=min_free_space, health=self.health, copies=copies)

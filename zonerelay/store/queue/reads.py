@@ -172,8 +172,9 @@ class QueueReads:
         return sorted(found, key=lambda delivery: (delivery.recipient, delivery.queue))
 
     async def oldest(self, start: bytes, end: bytes, now: float) -> tuple[bytes, float | None] | None:
-        """Return the key of the first delivery at or after `start`, and the `created` time of the first
-        delivery that is not in the future at `now` (None if the first `OLDEST_ROWS` contain none).
+        """Return the key of the first delivery at or after `start`, and the time at which the first delivery
+        was created. Deliveries created after `now` are skipped for the time, which is None if the first
+        `OLDEST_ROWS` contain no other.
         """
         first, left = None, OLDEST_ROWS
         cursor: bytes | None = start
@@ -362,8 +363,8 @@ class QueueReads:
         return found
 
     async def expired(self, start: bytes, now: float, most: int) -> list[tuple[str, bytes, bool]]:
-        """Return the idempotency keys that have expired at `now`, from the index key `start` on, each with
-        its index key and whether it was used again.
+        """Return the idempotency keys that have expired, from the index key `start` on. Each has its index
+        key, and whether the key was used again.
         """
         found: list[tuple[str, bytes, bool]] = []
         stop = records.once_until_key("", now)

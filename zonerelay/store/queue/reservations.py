@@ -94,7 +94,9 @@ class Reservations:
     async def _reserve(
         self, once: contract.IdempotencyKey, message_id: MessageId, deadline: float
     ) -> contract.StoredKey | None:
-        """Reserve the key. Return the message that was stored with it before, if any."""
+        """Reserve the idempotency key of a submission. Return the message that was stored with it before, if
+        any.
+        """
         if (register := self.register) is None:
             return await self.find(once.identity)
         while True:

@@ -119,7 +119,9 @@ class SharedConnection:
         self._task = self._loop.create_task(self._work())
 
     def call(self, *command: Argument) -> asyncio.Future[Reply]:
-        """Send a command without raising. The future raises only StoreError and need not be awaited."""
+        """Send a command and return a future of its reply. The future raises only StoreError and need not be
+        awaited.
+        """
         future: asyncio.Future[Reply] = self._loop.create_future()
         if self._broken is not None:
             refuse(future, self._broken)
@@ -216,8 +218,8 @@ def _lost(reason: object) -> StoreError:
 
 
 async def _hang_up(connection: driver.AbstractConnection, writer: asyncio.StreamWriter | None) -> None:
-    """Close a connection. redis-py drops the writer if a read is cancelled or times out, while TLS continues
-    to wait for the server's close message, so the caller keeps the writer.
+    """Close a connection to Redis. redis-py drops the writer if a read is cancelled or times out, while TLS
+    continues to wait for the server's close message, so the caller keeps the writer.
     """
     if writer is not None:
         writer.transport.abort()

@@ -463,8 +463,8 @@ _WAITAOF_SINCE = (7, 2)
 
 
 class ServerFacts(NamedTuple):
-    """Properties of a Redis server from INFO, the reasons why it does not store data durably, and whether its
-    log is synced before each reply.
+    """What is known of a Redis server: its INFO, the reasons why it does not store data durably (`flaws`),
+    and whether its log is synced before each reply.
     """
 
     info: Mapping[str, str]

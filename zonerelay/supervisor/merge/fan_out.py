@@ -367,7 +367,9 @@ class FanOut:
         return self._whole_status(asked, await asked.by_worker(answers.RelayStatus, asked.workers))
 
     def _workers(self, operation: Operation, asked: WorkerAnswers) -> Sequence[int]:
-        """Return the workers to query. A shared queue is queried at one worker, which sees all of it."""
+        """Return the workers to query: one for a shared queue, because it sees all of it, and
+        otherwise all.
+        """
         workers = asked.workers
         return workers[:1] if operation.merge.of_queue and self._relay.shared else workers
 

@@ -1,5 +1,5 @@
-"""Tracks the state of the relay in the supervisor: workers, control sockets, problems, and `/metrics` and
-`/readyz` for all workers together.
+"""Tracks the workers of the relay in the supervisor: their control sockets, their problems, and their joint
+`/metrics` and `/readyz`.
 
 Each scrape queries all workers at the same time. A worker that does not answer within `METRICS_TIMEOUT`
 counts with its last metrics. The relay is ready if at least one worker accepts connections, and every worker

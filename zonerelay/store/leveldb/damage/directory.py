@@ -63,8 +63,8 @@ class DamagedSpoolError(StoreOpenError):
 
 
 class SyncMark(msgspec.Struct, frozen=True):
-    """The content of the file `synced`: the format of the spool, the number of its newest log, and the size
-    of the durable part of that log.
+    """The content of the file `synced`: the spool's format, and the number and the durable size of its newest
+    log.
     """
 
     format: str

@@ -48,8 +48,8 @@ class LogGap(NamedTuple):
 
 
 class LogContent(msgspec.Struct):
-    """The content of a log. `end` is the offset after the last intact record. `torn` is the offset of an
-    incomplete last record, which was never acknowledged.
+    """The parsed content of a LevelDB log. `end` is the offset after the last intact record. `torn` is the
+    offset of an incomplete last record, which was never acknowledged.
     """
 
     records: list[bytes] = msgspec.field(default_factory=list)
