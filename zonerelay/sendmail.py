@@ -55,7 +55,7 @@ class RelayDownError(SendmailError):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command, also under the names mailq and newaliases. Return the status."""
+    """Run sendmail(1), or mailq or newaliases if it is called by that name. Return the exit status."""
     words = sys.argv[1:] if argv is None else argv
     try:
         match os.path.basename(sys.argv[0]):
@@ -130,7 +130,7 @@ def _send(
 
 
 def _options(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the options, wherever they are before `--`, and the other arguments."""
+    """Parse the command line: return the options, wherever they are before `--`, and the other arguments."""
     options, arguments = dict[str, str](), list[str]()
     rest = list(words)
     while rest:
@@ -162,7 +162,7 @@ def _options(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _readable(text: str, where: str) -> list[str]:
-    """Return the addresses of a list. Invalid ones are reported, and the others get the message."""
+    """Return the valid addresses of a list. Invalid ones are reported and skipped."""
     found = []
     for entry in read_addresses(text).entries:
         if entry.address and " " not in entry.address:
@@ -212,7 +212,9 @@ def _verify(settings: dict[str, object], sender: str, recipients: Sequence[str])
 
 
 def _read(stream: BinaryIO, *, dots_end: bool) -> bytes:
-    """Return the message with LF line ends. A line with a single dot ends it, unless -i is given."""
+    """Read the message, and return it with LF line ends. A line with a single dot ends it, unless -i is
+    given.
+    """
     try:
         message = stream.read().replace(b"\r\n", b"\n")
     except OSError as error:
@@ -255,7 +257,9 @@ def _recipients(fields: Sequence[bytes]) -> list[str]:
 
 
 def _complete(field: bytes, domain: str) -> bytes:
-    """Return the field with the domain appended to addresses that have none (RFC 5322, section 3.4.1)."""
+    """Return an address field with the domain appended to addresses that have none (RFC 5322, section
+    3.4.1).
+    """
     if not _ADDRESSES.fullmatch(_name(field)):
         return field
     value, pieces, begin = _value(field), list[str](), 0
@@ -289,7 +293,7 @@ def _xtext(text: str) -> str:
 
 
 def _user(fields: Sequence[bytes], domain: str) -> str:
-    """Return the address of the calling user, who may have a number and no name in a container."""
+    """Return the address of the calling user, who may have no name in a container."""
     try:
         return f"{pwd.getpwuid(os.getuid()).pw_name}@{domain}"
     except KeyError:
@@ -329,8 +333,8 @@ def _settings() -> dict[str, object]:
 
 
 def _joined(path: str) -> dict[str, object]:
-    """Return the content of the file and of conf.d next to it. Raise OSError or ValueError if one is not
-    readable.
+    """Return the content of the configuration file and of the files in conf.d next to it. Raise OSError or
+    ValueError if one is not readable.
     """
     import tomllib
 
@@ -348,13 +352,13 @@ def _joined(path: str) -> dict[str, object]:
 
 
 def _option(settings: dict[str, object], name: str) -> str:
-    """Return a path of [sendmail]; "" if the configuration sets it so."""
+    """Return a path from [sendmail], or "" if the configuration disables it."""
     table = settings.get("sendmail")
     return str((table if isinstance(table, dict) else {}).get(name, {"drop": DROP, "aliases": ALIASES}[name]))
 
 
 def _aliased(recipients: Sequence[str], domain: str, path: str) -> list[str]:
-    """Replace the users of this machine according to aliases(5)."""
+    """Replace local users by their aliases, according to aliases(5)."""
     known: dict[str, list[str]] = {}
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -394,7 +398,9 @@ def _aliased(recipients: Sequence[str], domain: str, path: str) -> list[str]:
 def _drop(
     directory: str, sender: str, recipients: Sequence[str], message: bytes, wishes: Mapping[str, str]
 ) -> None:
-    """Leave the message for a relay that does not answer now; `inbound/drop_directory` reads it."""
+    """Write the message to the drop directory, because the relay does not respond; `inbound/drop_directory`
+    reads it.
+    """
     name = os.urandom(16).hex()
     draft = os.path.join(directory, "tmp", name)
     lines = _commands(sender, recipients, wishes, eight_bit=not message.isascii())
@@ -421,8 +427,8 @@ MAX_ENVELOPE = 1024 * 1024
 
 
 def _pass_on(connection: socket.socket) -> int:
-    """Run -bs: SMTP on standard input and output, one command after the other. A simple program writes all
-    commands at once, with only LF as line ends.
+    """Run -bs: pass SMTP between standard input and output and the relay, one command at a time. A simple
+    program writes all commands at once, with only LF as line ends.
     """
     source, target = sys.stdin.buffer, sys.stdout.buffer
     try:
@@ -458,7 +464,7 @@ def _pass_on(connection: socket.socket) -> int:
 
 
 def _pass_message(source: BinaryIO, connection: socket.socket) -> bool:
-    """Return whether the end of the message was reached."""
+    """Pass the content of a message to the relay, and return whether its end was reached."""
     line, octets = b"", bytearray()
     while line != b".\r\n" and (line := _smtp_line(source)):
         octets += line
@@ -510,8 +516,8 @@ def _connect(address: str) -> socket.socket:
 def submit(
     address: str, sender: str, recipients: Sequence[str], message: bytes | None, wishes: Mapping[str, str]
 ) -> None:
-    """Run one transaction; without a message, it ends after the recipients. Raise SendmailError if the
-    message is not accepted.
+    """Submit a message in one SMTP transaction; without a message, only check the recipients. Raise
+    SendmailError if the message is not accepted.
     """
     with _connect(address) as connection, connection.makefile("rb") as replies:
 
@@ -554,7 +560,9 @@ def submit(
 def _commands(
     sender: str, recipients: Sequence[str], wishes: Mapping[str, str], *, eight_bit: bool
 ) -> list[str]:
-    """Return MAIL, and RCPT for each recipient, with the parameters of RFC 3461 that have a value."""
+    """Return the MAIL command and a RCPT command for each recipient, with the DSN parameters that are set
+    (RFC 3461).
+    """
     body = " BODY=8BITMIME" if eight_bit else ""
     utf8 = "" if "".join((sender, *recipients)).isascii() else " SMTPUTF8"
     given = {name: f" {name}={value}" for name, value in wishes.items() if value}
@@ -566,7 +574,9 @@ def _commands(
 
 
 def _reply(replies: BinaryIO) -> list[str]:
-    """Return the lines of a reply (RFC 5321, section 4.2). Raise OSError if it is not a reply."""
+    """Read a reply of the relay, and return its lines (RFC 5321, section 4.2). Raise OSError if it is not a
+    valid reply.
+    """
     lines = list[str]()
     while not lines or lines[-1][3:4] == "-":
         line = replies.readline(MAX_LINE).decode("utf-8", "replace").rstrip("\r\n")
@@ -577,7 +587,7 @@ def _reply(replies: BinaryIO) -> list[str]:
 
 
 def _show_queue() -> None:
-    """Replace this process with `zonerelay queue list`."""
+    """Run `zonerelay queue list` in place of this process."""
     program = "/usr/bin/zonerelay"
     beside = os.path.join(sys.prefix, "bin", "zonerelay")
     if os.path.exists(beside):

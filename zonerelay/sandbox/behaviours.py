@@ -1,5 +1,4 @@
-"""The scripted replies of the sink: the local part of a recipient chooses one, so an address can request a
-failure.
+"""The scripted replies of the sandbox's receiver, which the local part of a recipient selects.
 
 The sandbox prints the table `ADDRESSES`; the sink follows `behaviour_of`.
 """

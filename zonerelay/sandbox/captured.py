@@ -37,7 +37,7 @@ _FAULTS = InjectedFaults(is_behaviour)
 
 
 def build(settings: Settings, clock: Clock, *, token: str = "") -> tuple[Sandbox, CapturingSink]:
-    """Build the sandbox's API and its receiver. With `token`, every visitor is logged in to the page."""
+    """Create the sandbox's API and its receiver. With `token`, everyone who opens the page is logged in."""
     capture = open_capture(settings, clock.now)
     return Sandbox(capture, _FAULTS, token), CapturingSink(capture, clock)
 
@@ -110,18 +110,18 @@ class CapturingSink:
 
 
 class _SinkSession(SMTP):
-    """One session of the sandbox's receiver."""
+    """One SMTP session of the sandbox's receiver."""
 
     line_length_limit = 1024 * 1024
 
     def wanted(self) -> list[ScriptedReply]:
-        """Return the scripted replies of the recipients."""
+        """Return the scripted replies that the recipients request."""
         assert self.envelope is not None
         behaviours = _FAULTS.behaviours
         return [behaviour_of(behaviours.get(each.lower(), each)) for each in self.envelope.rcpt_tos]
 
     async def leave(self) -> Never:
-        """Close the connection without a reply."""
+        """Close the connection without sending a reply."""
         assert self.transport is not None
         self.transport.close()
         await asyncio.Event().wait()
@@ -142,7 +142,7 @@ class _SinkSession(SMTP):
 
 
 class ChaosPolicy(Policy):
-    """Interface: decides which commands are rejected at random."""
+    """Rejects random commands, as the triggers of Mailpit's chaos require."""
 
     def mail(self, event: Mail) -> Decision | None:
         return _struck(_FAULTS.chaos.sender)

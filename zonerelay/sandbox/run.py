@@ -1,4 +1,4 @@
-"""`zonerelay sandbox`: a relay, a mail sink, and the trace of every message in the terminal.
+"""`zonerelay sandbox`: runs a relay and a mail receiver, and prints the trace of every message.
 
 No mail leaves the machine: the only zone's next hop is the sink, whatever the recipient's domain. The spool
 is a temporary directory that is removed when the sandbox ends. Retries come within seconds, so that a
@@ -57,8 +57,9 @@ ATTEMPTS = 3
 
 
 def main(arguments: Namespace, log_to: Callable[[Console], LogSink]) -> int:
-    """Run the sandbox. `log_to` returns the log that is shown on a console. Of the `arguments`, `listen`,
-    `page` and `release_to` are addresses or None; with `open`, everyone who can connect may send and read.
+    """Run the sandbox until it is stopped. `log_to` returns the log that is shown on a console. Of the
+    `arguments`, `listen`, `page` and `release_to` are addresses or None; with `open`, everyone who can
+    connect may send and read.
     """
     console = Console(highlight=False)
     for attempt in range(1, ATTEMPTS + 1):
@@ -146,22 +147,20 @@ def _make_certificate(directory: Path) -> tuple[Path, Path]:
 
 
 def _shown(address: str) -> str:
-    """Return a host under which the address can be reached: this machine's name if it listens on all
-    addresses.
-    """
+    """Return the host name or address at which other machines can reach this address."""
     host = parse_listen(address).host
     return socket.gethostname() if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
 
 
 def _own_address(worker: Worker) -> str:
-    """Return the address under which this process reaches the listener, which may listen on all addresses."""
+    """Return the address at which this process can reach its listener, which may listen on all addresses."""
     host, _, port = worker.addresses()[0].rpartition(":")
     return f"{_LOOPBACK if host in ('0.0.0.0', '[::]') else host}:{port}"
 
 
 def _token(directory: Path, now: float) -> str:
-    """Make a token for the page, valid while the sandbox runs, because other users of the machine can connect
-    to loopback too.
+    """Create a token for the page, which is valid while the sandbox runs, because other users of the machine
+    can connect to loopback.
     """
     text = make_token()
     add(identities_file(directory), token_of(text, "sandbox", "operate", created=now, expires=0.0, user=""))
@@ -169,7 +168,7 @@ def _token(directory: Path, now: float) -> str:
 
 
 def _free(port: int) -> int:
-    """Return the usual port, or any free port if another relay uses it."""
+    """Return the usual port, or any free port if the usual one is in use."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -195,7 +194,7 @@ def _introduce(console: Console, worker: Worker, page: str) -> None:
 
 
 def _pinned(console: Console, worker: Worker, sink: CapturingSink, page: str) -> Live:
-    """Return hints for the user that are shown below the mail (or at the end of a file)."""
+    """Return hints for the user, which are shown below the trace."""
     smtp = _own_address(worker)
     lines = (
         f"swaks --server {smtp} --from you@example.org --to someone@example.com",

@@ -1,1 +1,1 @@
-"""SMTP as bytes and values (sans-IO): no asyncio and no sockets."""
+"""SMTP as bytes and values, without asyncio and sockets (sans-IO)."""

@@ -59,8 +59,8 @@ class TransferError(Exception):
 
 
 class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored message with its open deliveries. `key` identifies the message in its source permanently, so
-    that a second import recognizes it.
+    """A message of a source, with its open deliveries. `key` identifies the message in its source
+    permanently, so that a second import recognizes it.
 
     `body` starts from the first byte at each call. A message of another system (`is_ours` false) has no size,
     headers and properties yet: they are determined from the body, which may have any line ends.
@@ -76,15 +76,15 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnusableMessage(msgspec.Struct, frozen=True):
-    """A message that cannot be imported. It stays in its source."""
+    """A message that cannot be imported and stays in its source."""
 
     name: str
     why: str
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """Interface: a source of messages. Its two sizes are upper limits, for the check of free space and the
-    progress bar.
+    """Interface: a source from which messages are imported. Its two sizes are upper limits, for the check of
+    free space and the progress bar.
     """
 
     messages: int
@@ -93,7 +93,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def facts_of(message: Message) -> BodyFacts:
-    """Return the properties of a stored body, to store it elsewhere."""
+    """Return the properties of a message's body, for storing the body elsewhere."""
     return cast("BodyFacts", {name: getattr(message, name) for name in BodyFacts.__annotations__})
 
 
@@ -112,7 +112,7 @@ class MessageDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ExchangeFormat(msgspec.Struct, frozen=True):
-    """The version of the exchange format."""
+    """The first part of a message's description, which has the version of the exchange format."""
 
     format: int
 
@@ -124,7 +124,7 @@ def encode(message: Message, deliveries: Sequence[Delivery]) -> bytes:
 
 
 def decode(name: str, raw: bytes) -> tuple[Message, tuple[Delivery, ...]]:
-    """Return the message `name` and the state of its deliveries. Raise ValueError with a message if it is not
+    """Decode the description of a message and its deliveries. Raise ValueError with a message if it is not
     valid.
     """
     try:
@@ -212,7 +212,7 @@ async def _to_tar(tar: tarfile.TarFile, stored: StoredMessage) -> None:
 
 
 def refuse_target(path: Path) -> None:
-    """Raise TransferError if the target must not be written."""
+    """Raise TransferError if an export must not be written to this path."""
     if not path.parent.is_dir():
         raise TransferError(f"the directory {path.parent} does not exist")
     if path.is_dir() and path.suffix != ".tar":
@@ -224,9 +224,9 @@ def refuse_target(path: Path) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Target]:
-    """Yield the target, which gets its name when the block ends without an exception.
+    """Create an export directory or tar, which gets its final name when the block ends without an exception.
 
-    Raise TransferError if the target must not be written, and OSError if it cannot be.
+    Raise TransferError if the target is refused, and OSError if it cannot be written.
     """
     refuse_target(path)
     draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
@@ -248,14 +248,16 @@ def writing(path: Path) -> Iterator[Target]:
 
 
 class ExportSelection(msgspec.Struct):
-    """The selected messages of an export and their sizes."""
+    """The messages that an export has selected, and their total size."""
 
     ids: array[int] = msgspec.field(default_factory=lambda: array("Q"))
     octets: int = 0
 
 
 async def survey(store: QueueView, wanted: QueueFilter, now: float) -> ExportSelection:
-    """Find the messages that match, and their sizes. Raise StoreError if the store cannot be read."""
+    """Find the messages that match an export's filter, and their total size. Raise StoreError if the store
+    cannot be read.
+    """
     found = set[int]()
     for queue in (None, *(each for each in await store.queues() if not each.is_mail)):
         async for delivery in store.scan(queue, wanted=wanted.may_match):
@@ -288,8 +290,9 @@ async def export(
     saw: Callable[[int, UnusableMessage | None], None],
     change: Callable[[Message, Delivery], Delivery] = lambda _, delivery: delivery,
 ) -> None:
-    """Write the messages to a target. `saw` is called with the number of deliveries written of each message,
-    or with the reason why it could not be written. `change` returns a delivery as it is to be written.
+    """Write the selected messages to a directory or tar. `saw` is called with the number of deliveries
+    written of each message, or with the reason why it could not be written. `change` returns a delivery as it
+    is to be written.
 
     Raise OSError if the target cannot be written.
     """
@@ -332,8 +335,8 @@ _Open = Callable[[str], IO[bytes]]
 
 @contextmanager
 def reading(path: Path) -> Iterator[Source]:
-    """Yield a directory or tar as a source. Raise TransferError if it is not one, and OSError if it cannot be
-    read.
+    """Open an export directory or tar as a source of messages. Raise TransferError if it is not one, and
+    OSError if it cannot be read.
     """
     if not path.exists():
         raise TransferError(f"{path} does not exist")

@@ -1,4 +1,4 @@
-"""Stores the messages of a source in a target, through the store interface.
+"""Imports the messages of a source into a target, through the store interface.
 
 Promises:
 
@@ -53,8 +53,8 @@ _LENGTH = 33  # length of a line
 
 
 class ImportRegister:
-    """The log of imported deliveries, opened for one import. Opening it raises TransferError if it is not
-    valid. All methods raise OSError if the file cannot be used.
+    """The log of the deliveries that were imported, so that no import repeats them. Opening it raises
+    TransferError if it is not valid. All methods raise OSError if the file cannot be used.
     """
 
     def __init__(self, home: Path) -> None:
@@ -67,13 +67,13 @@ class ImportRegister:
         return _digest(key, recipient) in self._known
 
     def add(self, deliveries: Iterable[tuple[str, str]]) -> None:
-        """Add deliveries, each by the key of its message and its recipient. They are durable when it
-        returns.
+        """Add deliveries to the import log, each by the key of its message and its recipient. They are
+        durable when it returns.
         """
         self.add_digests({_digest(*each) for each in deliveries})
 
     def add_digests(self, digests: set[bytes]) -> bool:
-        """Add digests, which are durable when it returns. Return whether there were new ones."""
+        """Add digests of deliveries durably to the import log. Return whether there were new ones."""
         fresh = digests - self._known
         if fresh:
             durable.append(self.path, b"".join(digest.hex().encode("ascii") + b"\n" for digest in fresh))
@@ -82,14 +82,14 @@ class ImportRegister:
 
 
 def merge_registers(path: Path, target: Path) -> bool:
-    """Add the lines of another log that the log `target` does not have. Return whether there were any. Raises
-    TransferError if one of them is damaged.
+    """Add the lines of another import log that the log `target` does not have. Return whether there were any.
+    Raises TransferError if one of them is damaged.
     """
     return path.exists() and ImportRegister(target.parent).add_digests(_digests_in(path))
 
 
 def _digests_in(path: Path) -> set[bytes]:
-    """Return the digests in a log, without an incomplete last line. Raises TransferError."""
+    """Return the digests in an import log, without an incomplete last line. Raises TransferError."""
     content = path.read_bytes()
     try:
         lines = (content[end - _LENGTH : end - 1] for end in range(_LENGTH, len(content) + 1, _LENGTH))
@@ -118,8 +118,8 @@ class ImportResult(msgspec.Struct):
 
 @dataclass(eq=False, repr=False)
 class Loader:
-    """Loads messages, for one import into one store. `saw` is called for each message, with None or the
-    reason why it cannot be imported.
+    """Imports messages into one store. `saw` is called for each message, with None or the reason why it
+    cannot be imported.
     """
 
     store: Store
@@ -133,7 +133,7 @@ class Loader:
         self.loaded = ImportResult()
 
     async def load(self, source: Source) -> None:
-        """Store all messages of a source. Raise StoreError or OSError if the store or the import log fails,
+        """Import all messages of a source. Raise StoreError or OSError if the store or the import log fails,
         and any error of the source.
         """
         batch: list[StoredMessage] = []
@@ -196,7 +196,7 @@ class Loader:
         taken: set[MessageId],
         known: dict[MessageId, Message],
     ) -> MessageId | None:
-        """Return a free id, or `None` if the message is in the store already.
+        """Return the id with which a message is stored, or `None` if the store has the message already.
 
         Messages in our own format keep their id. The id of others is derived from the source and the time of
         acceptance, so that old mail is sent before new mail, and an import that was killed recognizes what it
@@ -299,8 +299,8 @@ class Loader:
 
 
 class _CanonicalBody:
-    """A body with its line ends converted to CRLF, and its properties. The body of a webhook event is
-    unchanged.
+    """A message body whose line ends are converted to CRLF, and its properties. The body of a webhook event
+    is unchanged.
     """
 
     def __init__(self, *, is_mail: bool = True) -> None:

@@ -80,7 +80,7 @@ CREATE INDEX IF NOT EXISTS unfinished ON message (spool, phase) WHERE phase < 4;
 
 
 class MovePhase(enum.IntEnum):
-    """The phase of a message's move.
+    """How far the move of a message has progressed.
 
     PLANNED: the message may be held in the source, and may have been copied. COPIED: it may also have been
     removed from the source. REMOVED: it has left the source for good, and its copy may have been released.
@@ -104,8 +104,8 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class MigrationJournal:
-    """The journal of one migration. Every method raises TransferError if the file cannot be used; `close`
-    also raises OSError.
+    """The durable journal of one migration, with which an interrupted one is continued. Every method raises
+    TransferError if the file cannot be used; `close` also raises OSError.
     """
 
     def __init__(self, path: Path, source: str, target: str) -> None:
@@ -142,7 +142,9 @@ class MigrationJournal:
         run("BEGIN")
 
     def choose(self, spools: Sequence[int]) -> None:
-        """Choose the spools of the target permanently, because copies are later searched for in them."""
+        """Choose the target's spools for the whole migration, because copies are later searched for in
+        them.
+        """
         self.spools = tuple(spools)
         with self._translated():
             self._database.execute(
@@ -165,7 +167,7 @@ class MigrationJournal:
             return [Move(*row) for row in rows]
 
     def phases(self, spool: int, ids: Sequence[MessageId]) -> dict[MessageId, MovePhase]:
-        """Return the phases of the messages that the journal knows."""
+        """Return the phase of each of these messages that the journal contains."""
         marks = ", ".join("?" * len(ids))
         with self._translated():
             rows = self._database.execute(
@@ -175,8 +177,8 @@ class MigrationJournal:
             return {MessageId(identity): MovePhase(phase) for identity, phase in rows}
 
     def record(self, spool: int, moves: Iterable[Move], phase: MovePhase) -> None:
-        """Record moves in a phase. This is durable when it returns; AWAKE becomes durable with the next call,
-        because waking a message twice is harmless.
+        """Record durably that moves have reached a phase. AWAKE becomes durable only with the next call,
+        because releasing a message twice is harmless.
         """
         self._write(
             "INSERT INTO message VALUES (?, ?, ?, ?, ?) "
@@ -186,7 +188,7 @@ class MigrationJournal:
         )
 
     def forget(self, spool: int, moves: Iterable[Move]) -> None:
-        """Forget moves whose messages stay in the source and have no copy."""
+        """Forget the moves of messages that stay in the source and have no copy."""
         self._write("DELETE FROM message WHERE spool = ? AND id = ?", [(spool, each.id) for each in moves])
 
     def _write(self, statement: str, rows: Sequence[tuple[object, ...]], *, is_durable: bool = True) -> None:
@@ -250,10 +252,10 @@ class MigrationResult(msgspec.Struct, kw_only=True):
 
 @dataclass(eq=False, repr=False)
 class Migration:
-    """Migrates one spool. `patience` is the time in seconds to wait for messages of another relay: a killed
-    relay keeps them until its lease expires. `orders_over` returns the ids of suspensions that have ended in
-    the target. `saw` is called with the number of messages that are done (half a message when it is copied),
-    or with the reason why one stays in the source.
+    """Moves the messages of one spool to a target. `patience` is the time in seconds to wait for messages of
+    another relay: a killed relay keeps them until its lease expires. `orders_over` returns the ids of
+    suspensions that have ended in the target. `saw` is called with the number of messages that are done (half
+    a message when it is copied), or with the reason why one stays in the source.
     """
 
     source: Store
@@ -267,14 +269,14 @@ class Migration:
     saw: Callable[[float, UnusableMessage | None], None]
 
     def _target(self, identity: MessageId) -> Store:
-        """Return the spool of the target that has the copy of a message."""
+        """Return the store of the target that gets the copy of a message."""
         return self.targets[int(identity[:-2], 16) % len(self.targets)]
 
     # --- steps 1 to 3
 
     async def copy(self, ids: Sequence[MessageId]) -> None:
-        """Copy messages, including those that were only planned. Messages that are being attempted are left
-        unchanged. Raise StoreError or TransferError if a store or the journal fails.
+        """Copy messages to the target, including those whose copying was interrupted. Messages that are being
+        attempted are left unchanged. Raise StoreError or TransferError if a store or the journal fails.
         """
         while moves := self.journal.unfinished(self.spool, MovePhase.PLANNED, PAGE):
             await gathered(self._discard_copy(each) for each in moves)
@@ -319,7 +321,9 @@ class Migration:
         return moves
 
     async def _free_ids(self, page: Sequence[Message]) -> dict[MessageId, MessageId | None]:
-        """Return the id of the copy of each message, or `None` if the target has the message itself."""
+        """Return the ids for the copies of these messages, with `None` for messages that the target has
+        already.
+        """
         wanted: dict[MessageId, MessageId | None] = {}
         for target in self.targets:
             mine = {each.id: each for each in page if self._target(each.id) is target}
@@ -329,7 +333,9 @@ class Migration:
         return wanted
 
     async def _free_id(self, target: Store, message: Message, known: Message | None) -> MessageId | None:
-        """Return the id of the copy of a message, of whose own id the target has `known`."""
+        """Return the id for the copy of a message; `known` is the target's message with the same id, if there
+        is one.
+        """
         identity = message.id
         for number in range(_IDS):
             if known is None:
@@ -358,7 +364,7 @@ class Migration:
     async def _copied(
         self, move: Move, message: Message | None, deliveries: Sequence[Delivery]
     ) -> Move | None:
-        """Copy a message. Return `None` if it stays in the source or no longer exists."""
+        """Copy a message to the target. Return `None` if it stays in the source or no longer exists."""
         if not deliveries or not all(map(_sleeps, deliveries)):
             await self._let_go(move)  # another relay has one of them
             return None
@@ -378,20 +384,20 @@ class Migration:
         return structs.replace(move, digest=digest.hexdigest())
 
     async def _let_go(self, move: Move) -> None:
-        """Release the message in the source to its former state, without a copy."""
+        """Release a message in the source and delete its copy, because it is not moved."""
         await self._discard_copy(move)
         left = await self.source.deliveries_of(move.id)
         await self.source.update([each.key for each in left if _sleeps(each)], self._waking())
         self.journal.forget(self.spool, [move])
 
     async def _discard_copy(self, move: Move) -> None:
-        """Drop a held copy; the message is in the source."""
+        """Delete the held copy of a message that is still in the source."""
         await self._change(self._target(move.id), [move.copy], lambda _: True, _none)
 
     # --- steps 4 and 5
 
     async def finish(self) -> None:
-        """Finish the moves that were copied before the target was opened, in this run or another. Raise
+        """Complete the moves of all messages that were copied, in this run or an earlier one. Raise
         StoreError if a store fails or a copy differs from its original, and TransferError if the journal
         fails.
         """
@@ -406,7 +412,9 @@ class Migration:
                 self._count(copy)
 
     async def _compared(self, move: Move) -> _CopiedMessage:
-        """Return the copy. Raise StoreError if it differs from what was copied."""
+        """Read the copy of a message back, and compare it with the original. Raise StoreError if the copy
+        differs.
+        """
         target = self._target(move.id)
         try:
             message = await target.read_message(move.copy)
@@ -421,7 +429,7 @@ class Migration:
         raise await self._retracted(move)
 
     async def _retracted(self, move: Move) -> StoreError:
-        """Drop a wrong copy, so that another run copies the message again. Return the error."""
+        """Delete an incorrect copy, so that the next run copies the message again, and return the error."""
         await self._discard_copy(move)
         self.journal.record(self.spool, [structs.replace(move, digest="")], MovePhase.PLANNED)
         return StoreError(
@@ -430,8 +438,8 @@ class Migration:
         )
 
     async def _remove(self, moves: Sequence[Move], copies: Sequence[_CopiedMessage]) -> None:
-        """Remove messages from the source. Raise StoreError if one has changed since it was copied; it is not
-        removed then.
+        """Remove messages that were copied from the source. Raise StoreError if one has changed since it was
+        copied; it is not removed then.
         """
         wanted = {
             each.key: each
@@ -445,7 +453,7 @@ class Migration:
         await self._change(self.source, [each.id for each in moves], lambda _: True, _none)
 
     async def _wake(self, moves: Sequence[Move]) -> None:
-        """Release the copies."""
+        """Release the held copies, so that the target sends them."""
         for target in self.targets:
             mine = [move.copy for move in moves if self._target(move.id) is target]
             await self._change(target, mine, _sleeps, self._waking())
@@ -459,8 +467,8 @@ class Migration:
         concerns: Callable[[Delivery], bool],
         change: Callable[[Delivery], Delivery | None],
     ) -> None:
-        """Change the deliveries of these messages until `concerns` applies to none of them. Raise StoreError
-        if a delivery remains unchanged.
+        """Change deliveries of these messages until `concerns` is true for none of them. Raise StoreError if
+        a delivery remains unchanged.
         """
         deadline = asyncio.get_running_loop().time() + self.patience
         left = list(messages)
@@ -506,7 +514,7 @@ class Migration:
 
 
 class _CopiedMessage(msgspec.Struct, frozen=True):
-    """A copied message as it was read back: its size in bytes, and its held deliveries."""
+    """A copied message as read back from the target: its size in bytes, and its held deliveries."""
 
     size: int
     deliveries: Sequence[Delivery]
@@ -525,13 +533,13 @@ def _sleeps(delivery: Delivery) -> bool:
 
 
 def _none(_: Delivery) -> None:
-    """Remove the delivery."""
+    """Remove the delivery, as a change for the store."""
 
 
 def _digest(
     message: Message, deliveries: Sequence[Delivery], copy: MessageId
 ) -> Any:  # Any: hashlib has no public type
-    """Return the hash of the expected copy, under its id; the body is added later."""
+    """Return a hash of the message and its deliveries as the copy must have them; the body is added later."""
     known = structs.replace(message, envelope=structs.replace(message.envelope, id=copy))
     ordered = sorted(deliveries, key=lambda each: (each.queue, each.recipient))
     states = [(each.queue, structs.replace(each, message_id=copy)) for each in ordered]

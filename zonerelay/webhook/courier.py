@@ -66,9 +66,10 @@ GAP = "gap"
 
 
 class EventPosition(NamedTuple):
-    """The message of an event, the position of the event among those of the message, and the number of events
-    in the body. It is stored as the recipient of the event's delivery, so a starting relay knows the order
-    without reading bodies. The position of a gap is the number of events that it counts.
+    """The position of an event: the id of its message, the number of the event among those of the message,
+    and the number of events in the body. It is stored as the recipient of the event's delivery, so that a
+    starting relay knows the order without reading bodies. The position of a gap is the number of events that
+    it counts.
     """
 
     source: str
@@ -76,13 +77,15 @@ class EventPosition(NamedTuple):
     events: int
 
     def recipient(self, webhook: str) -> Mailbox:
-        """Return the recipient for this webhook. Webhooks may share a message, so each has its own."""
+        """Return the position as a recipient address, which is different for each webhook. Webhooks may share
+        a stored message.
+        """
         return Mailbox(f"{self.source}.{self.step}.{self.events}@{webhook}.webhook.invalid")
 
     @classmethod
     def read(cls, recipient: Mailbox) -> "EventPosition":
-        """Parse a recipient. One that is not understood, such as that of a newer release, stands for
-        itself.
+        """Parse the recipient address of an event's delivery. One that is not understood, such as that of a
+        newer release, stands for itself.
         """
         source, _, rest = recipient.partition("@")[0].partition(".")
         step, _, count = rest.partition(".")
@@ -90,8 +93,8 @@ class EventPosition(NamedTuple):
 
 
 class EventPost(msgspec.Struct, eq=False):
-    """A body to be posted. `delivery` is `None` for an event that is not stored; `events` are read when it is
-    posted.
+    """One request body to be posted, with one or several events. `delivery` is `None` for an event that is
+    not stored; `events` are read when it is posted.
     """
 
     about: EventPosition
@@ -106,7 +109,7 @@ class EventPost(msgspec.Struct, eq=False):
 
 
 class MessagePosts(msgspec.Struct, eq=False):
-    """The bodies about one message, in order."""
+    """The request bodies about one message, in order."""
 
     items: list[EventPost] = msgspec.field(default_factory=list)
     is_busy: bool = False
@@ -115,7 +118,7 @@ class MessagePosts(msgspec.Struct, eq=False):
 
 @dataclass(eq=False, repr=False)
 class WebhookCourier:
-    """Posts the events of one webhook. Call `start` once, and then `stop`."""
+    """Posts the events of one webhook. Call `start` once, and `stop` at the end."""
 
     settings: WebhookSettings
     keys: Sequence[str]
@@ -158,7 +161,7 @@ class WebhookCourier:
 
     @property
     def url(self) -> str:
-        """The URL for people, with possible secrets masked."""
+        """The URL of the endpoint for display, with possible secrets masked."""
         return masked(self.settings.url)
 
     @property
@@ -167,12 +170,14 @@ class WebhookCourier:
 
     @property
     def queued(self) -> int:
-        """The number of events that wait. A body that is only in the spool counts as one event."""
+        """The number of events that have not been posted. A body that is only in the spool counts as one
+        event.
+        """
         return self._events_held + max(0, self.store.waiting(self._queue) - self._claimed - self._leaving)
 
     @property
     def oldest(self) -> float | None:
-        """The time at which the event that has waited longest was made (Unix time)."""
+        """The Unix time at which the oldest event that has not been posted was created."""
         return next((item.created for item in self._items), None)
 
     def start(self) -> None:
@@ -188,7 +193,7 @@ class WebhookCourier:
         await self.endpoint.poster.close()
 
     def stored(self, deliveries: Sequence[Delivery], is_next: bool) -> int:
-        """Take new events that are durable (`store.contract.Stored`)."""
+        """Add new events, which the store has just made durable (`store.contract.Stored`)."""
         taken = 0
         if is_next and self._task is not None and not self._has_news:
             while taken < len(deliveries) and self._has_room():
@@ -207,20 +212,20 @@ class WebhookCourier:
             self._wake.set()
 
     def put(self, event_id: str, body: bytes) -> None:
-        """Post an event that is not stored; a crash loses it."""
+        """Post an event that is not stored, so that a crash loses it."""
         item = EventPost(EventPosition(event_id, 0, 1), self.clock.now(), events=[(event_id, body)])
         self._add(item)
         self._wake.set()
 
     def forget(self, keys: Collection[DeliveryKey]) -> None:
-        """Forget events that other relays have taken over."""
+        """Forget events that another relay has taken over."""
         for item in [each for each in self._items if each.delivery and each.delivery.key in keys]:
             line = self._lines[item.about.source]
             if not (line.is_busy and line.items[0] is item):
                 self._remove(item, line)
 
     def retry(self) -> int:
-        """Retry all events now, even if the endpoint wanted no more, and return how many wait."""
+        """Retry all events now, even if the endpoint has responded with 410, and return their number."""
         self.is_disabled = False
         self._failures, self._pause = 0, 0.0
         self._release()
@@ -261,7 +266,9 @@ class WebhookCourier:
                 return
 
     def _has_room(self) -> bool:
-        """Return whether more events may be claimed. While none can be posted they stay in the spool."""
+        """Return whether more events may be claimed from the store. While none can be posted, they stay in
+        the store.
+        """
         return len(self._items if self._pause or self.is_disabled else self._ready) < PAGE
 
     def _take_one(self, delivery: Delivery) -> None:
@@ -293,7 +300,9 @@ class WebhookCourier:
         self._lose(lambda item, _: item.created < before, "they were queued for longer than max_age")
 
     def _lose(self, is_over: Callable[[EventPost, int], bool], why: str) -> None:
-        """Drop the oldest events while `is_over`, in the same write as the event that reports it."""
+        """Drop the oldest events while `is_over` is true, and store a gap event that reports it in the same
+        write.
+        """
         lost: list[EventPost] = []
         queued = self.queued
         for item in self._items:
@@ -324,7 +333,7 @@ class WebhookCourier:
         deliveries: Sequence[Delivery],
         then: Callable[[], None] | None = None,
     ) -> None:
-        """Remove these events from the store, in one write with `changes`."""
+        """Remove the deliveries of events from the store, in one write with `changes`."""
         self._leaving += len(deliveries)
 
         def ended() -> None:
@@ -335,7 +344,9 @@ class WebhookCourier:
         self.write([*changes, *map(contract.Finish, deliveries)], ended)
 
     def _earlier_gaps(self) -> list[EventPost]:
-        """Return the gaps of which no post was tried yet; the new gap includes them."""
+        """Remove and return earlier gap events that have not been posted, because the new gap event includes
+        them.
+        """
         line = self._lines.get(GAP)
         if line is None or line.is_busy:
             return []
@@ -347,7 +358,7 @@ class WebhookCourier:
     # Posting
 
     def _seconds(self) -> float:
-        """Return the seconds until there is something to do."""
+        """Return the seconds until the next event may be posted."""
         now, due = self.clock.monotonic(), []
         if not self.is_disabled and len(self._posts) < self._most:
             due += [max(self._pause, now)] if self._ready else []
@@ -372,7 +383,7 @@ class WebhookCourier:
             self._posts.start(self._post(line)).add_done_callback(lambda _: self._wake.set())
 
     async def _post(self, line: MessagePosts) -> None:
-        """Post the events of a message until one fails."""
+        """Post the events about a message in order, until one fails."""
         wait = SCHEDULE[0]  # the store cannot be read
         try:
             while line.items and not self.is_disabled:
@@ -395,7 +406,7 @@ class WebhookCourier:
                 heapq.heappush(self._later, (self.clock.monotonic() + wait, next(self._serial), line))
 
     def _give_back(self, item: EventPost, line: MessagePosts) -> None:
-        """Release the claim on an event, because another relay may be posting it."""
+        """Release the claim on an event in the store, because another relay may be posting it."""
         self._remove(item, line)
         assert item.delivery is not None
         self.store.release([item.delivery.key])
@@ -425,7 +436,7 @@ class WebhookCourier:
         ]
 
     def note(self, problem: str) -> None:
-        """Show why no event can be posted now."""
+        """Record and report why no event can be posted now."""
         if not self.problem:
             self.events.webhook_failing(self.name, problem)
         self.problem = problem
@@ -444,7 +455,7 @@ class WebhookCourier:
         self._later.clear()
 
     def _failed(self, line: MessagePosts, answer: EndpointResponse) -> float:
-        """Return the seconds until the next retry at the latest."""
+        """Record a failed post, and return the delay of the next retry in seconds."""
         self.events.metrics.webhook_events.add((self.name, "failed"))
         line.attempts += 1
         now = self.clock.monotonic()

@@ -1,4 +1,4 @@
-"""The endpoint of one webhook: sends an event as one signed POST and returns an `EndpointResponse`.
+"""The endpoint of one webhook: sends events as signed POST requests.
 
 Only 2xx is success; 3xx is a failure, because events for one address must not go to another. Addresses that
 are not public are refused unless the configuration allows them; this is checked at each connection, because a
@@ -26,7 +26,9 @@ from zonerelay.routing.addresses import is_private
 
 
 def signatures(keys: Sequence[str], event_id: str, timestamp: int, body: bytes) -> str:
-    """Return the header `webhook-signature`: a signature with each key, the newest first."""
+    """Return the value of the header field `webhook-signature`: a signature with each key, the newest
+    first.
+    """
     signed = b"%s.%d.%s" % (event_id.encode(), timestamp, body)
     return " ".join(_sign(key, signed) for key in keys)
 
@@ -48,9 +50,9 @@ _LONGEST_WAIT = 24 * 3600.0
 
 
 class EndpointResponse(msgspec.Struct, frozen=True):
-    """The response of a webhook's endpoint. `text` is for people. `down` means that the endpoint would have
-    refused any event; otherwise the reason may be this one. `gone` means that it wants no more events. `wait`
-    is the delay in seconds that it requests.
+    """The response of a webhook's endpoint to a post. `text` is a human-readable message. `down` means that
+    the endpoint would have refused any event; otherwise the reason may be this event. `gone` means that the
+    endpoint wants no more events. `wait` is the delay in seconds that it requests.
     """
 
     ok: bool

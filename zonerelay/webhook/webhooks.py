@@ -1,5 +1,5 @@
-"""All webhooks of a worker: creates the events of outcomes, acceptances and the relay, and owns their
-couriers.
+"""All webhooks of a worker: creates events about outcomes, acceptances and the relay itself, and owns the
+couriers that post them.
 
 Promise: the results of `outcomes` and `accepted` belong in the same write as what they report, so a crash
 loses both or neither. Events of the relay itself (`tell`) are kept only in memory, because most describe the
@@ -54,9 +54,9 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(eq=False, repr=False)
 class Webhooks:
-    """Creates the events of all webhooks of a worker. Call `start`, then `close` once. `hashed` makes
-    pseudonyms. `records` reads the history since a time, with the acceptances of the messages concerned, in a
-    thread.
+    """Creates the events of all webhooks of a worker, and manages their couriers. Call `start`, then `close`
+    once. `hashed` makes pseudonyms. `records` reads the history since a time, with the acceptances of the
+    messages concerned, in a thread.
     """
 
     _: KW_ONLY
@@ -77,8 +77,8 @@ class Webhooks:
         self.events.tell_webhooks = self.tell
 
     async def configure(self, settings: Sequence[WebhookSettings]) -> None:
-        """Apply these settings. Events of a webhook whose secret cannot be read wait for it. A reload has
-        read the secrets before.
+        """Apply new [[webhook]] settings. If a secret cannot be read, the events of its webhook wait until it
+        can. A reload has read the secrets before.
         """
         keys: dict[str, Sequence[str]] = {}
         unread: dict[str, str] = {}
@@ -150,8 +150,8 @@ class Webhooks:
                 self.events.webhook_lost(name, count, "no [[webhook]] has this name any longer")
 
     async def close(self) -> None:
-        """Close the couriers, while the store accepts writes. Events are still created, and posted after the
-        next start.
+        """Stop the couriers, while the store still accepts writes. Events are still created, and posted after
+        the next start.
         """
         await asyncio.gather(*(courier.stop() for courier in self._couriers.values()))
 
@@ -163,12 +163,12 @@ class Webhooks:
         return 0 if courier is None else courier.stored(deliveries, is_next)
 
     def notify(self) -> None:
-        """Look for events that other workers have left."""
+        """Look for events in the store that other workers have created."""
         for courier in self._couriers.values():
             courier.notify()
 
     def forget(self, keys: Collection[DeliveryKey]) -> None:
-        """Forget events that others have taken over and post."""
+        """Forget events that another relay has taken over and posts."""
         for courier in self._couriers.values():
             courier.forget(keys)
         self.store.release(keys)
@@ -176,7 +176,7 @@ class Webhooks:
     def outcomes(
         self, message: Message | None, reported: Sequence[Result], destination: str, seconds: float | None
     ) -> list[OwnMessage]:
-        """Return the events of these outcomes, for the same write."""
+        """Return the events about these outcomes, to be stored in the same write."""
         named = [(_type_of(each), each) for each in reported]
         found: list[OwnMessage] = []
         for couriers in self._asking({name for name, _ in named}):
@@ -213,7 +213,9 @@ class Webhooks:
         return structs.replace(submit, about=tuple(each[0].key for each in reported))
 
     def accepted(self, message: Message) -> list[OwnMessage]:
-        """Return the events of an acceptance, for the same write. A bug in here must not lose the mail."""
+        """Return the events about an accepted message, to be stored in the same write. An error here must not
+        lose the message.
+        """
         try:
             at = message.envelope.created
             return [
@@ -239,7 +241,7 @@ class Webhooks:
         return fields | {"recipients": len(recipients), "to": to} | _labels(message, redact)
 
     def tell(self, name: str, fields: dict[str, Field]) -> None:
-        """Post an event of the relay itself."""
+        """Post an event about the relay itself."""
         for courier in itertools.chain.from_iterable(self._asking({name})):
             redact = courier.redact
             data = {
@@ -248,8 +250,8 @@ class Webhooks:
             courier.put(f"msg_{self.ids.next()}_0", self._body(name, self.clock.now(), data))
 
     def _asking(self, names: set[str]) -> Iterator[list[WebhookCourier]]:
-        """Yield the couriers that want one of these events. Those that get the same text are together, and
-        share one stored message.
+        """Yield the enabled couriers that want one of these events, grouped by equal content. The couriers of
+        a group share one stored message.
         """
         for alike in self._alike:
             enabled = [courier for courier in alike if not courier.is_disabled]
@@ -316,15 +318,15 @@ class Webhooks:
         return self._couriers.get(name)
 
     async def test(self, courier: WebhookCourier) -> tuple[bool, str]:
-        """Post a `webhook.test` event now. Return whether it was accepted, and the answer."""
+        """Post a `webhook.test` event now, and return whether it was accepted and the endpoint's response."""
         now = self.clock.now()
         body = self._body("webhook.test", now, {"webhook": courier.name})
         answer = await courier.endpoint.post(f"msg_{self.ids.next()}_0", body)
         return answer.ok, answer.text
 
     async def replay(self, courier: WebhookCourier, since: float | None) -> int:
-        """Retry the waiting events now. With `since` (Unix time), also report again the events in the history
-        from then on. Return how many events wait.
+        """Retry the queued events of a webhook now. With `since` (Unix time), also report again the events in
+        the history from then on. Return the number of queued events.
         """
         if since is not None:
             records = await REPORTS.run(self.records, since)
@@ -374,7 +376,7 @@ class Webhooks:
 
 
 def _labels(message: Message, redact: Redactor) -> dict[str, object]:
-    """Return the fields by which an application recognizes its message."""
+    """Return the fields with which an application identifies its message."""
     header_id = message.header("message-id").strip().strip("<>")
     shown = {"message_id": _shown_id(header_id, redact)}
     return {**shown, "tags": message.tags, "metadata": message.metadata}

@@ -57,7 +57,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_ehlo(text: str) -> Capabilities:
-    """Parse the reply's text, lines separated by `\\n`; the first line is the greeting, not a keyword."""
+    """Parse the text of an EHLO reply, whose lines are separated by `\\n`; the first line is the
+    greeting..
+    """
     offered: dict[str, list[str]] = {}
     """The words behind each keyword; those of a keyword on several lines are one list."""
     for line in text.upper().split("\n")[1:]:
@@ -79,7 +81,7 @@ def parse_ehlo(text: str) -> Capabilities:
 
 
 def _mechanisms(offered: dict[str, list[str]]) -> frozenset[str]:
-    """Return the mechanisms of RFC 4954 3, and of "AUTH=PLAIN LOGIN", the form of older servers."""
+    """Return the SASL mechanisms in the EHLO reply, also in the form of older servers, "AUTH=PLAIN LOGIN"."""
     found = set(offered.get("AUTH", ()))
     for keyword, words in offered.items():
         if keyword.startswith("AUTH="):
@@ -109,13 +111,13 @@ def _limits(parameters: str) -> PeerLimits:
 
 
 def limits_line(rcpt_max: int) -> str:
-    """Return `LIMITS RCPTMAX=1000`."""
+    """Return the LIMITS line of the EHLO reply, such as `LIMITS RCPTMAX=1000`."""
     return f"LIMITS RCPTMAX={min(rcpt_max, MAX_LIMIT)}"
 
 
 def future_release_line(max_hold_seconds: float, now: float) -> str:
-    """Return `FUTURERELEASE 604800 2030-01-31T09:00:00Z` (RFC 4865 3): the longest interval and the latest
-    time.
+    """Return the FUTURERELEASE line of the EHLO reply, `FUTURERELEASE 604800 2030-01-31T09:00:00Z` (RFC 4865
+    3): the longest interval and the latest time.
 
     It is for submission only: RFC 4865 4.2 does not want it offered to other servers. `now` is Unix time.
     """

@@ -57,7 +57,7 @@ class ReplyParser:
 
     @property
     def has_input(self) -> bool:
-        """True when bytes wait that no returned reply has used, and that are not to be skipped."""
+        """Whether there are bytes that belong to no returned reply and are not skipped."""
         while self._buffer and not self._lines and self._skipped < MAX_SKIPPED:
             end = self._buffer.find(b"\n", self._at) + 1
             line = self._buffer[self._at : end]
@@ -77,7 +77,9 @@ class ReplyParser:
             self._flooded = True
 
     def next_reply(self) -> Reply | None:
-        """Return the next complete reply, or `None` when more bytes are needed. Raise PeerError."""
+        """Return the next complete reply, or `None` if more bytes are needed. Raise PeerError if the bytes
+        are not SMTP.
+        """
         buffer, at = self._buffer, self._at
         while (end := buffer.find(b"\n", at)) >= 0:
             end += 1
@@ -122,7 +124,7 @@ class ReplyParser:
 
 @functools.lru_cache(MAX_REMEMBERED)
 def _whole_reply(line: bytes) -> Reply | None:
-    """Return the reply that consists of this single line, or `None`."""
+    """Parse a line as a complete reply, or return `None` if it is only a part of one."""
     match = _LINE.match(line.rstrip(b"\r\n"))
     if match is None or match[2] == b"-":
         return None
@@ -130,9 +132,9 @@ def _whole_reply(line: bytes) -> Reply | None:
 
 
 def make_reply(code: int, lines: list[str]) -> Reply:
-    """Make a peer's reply from its printable lines; the enhanced code moves from the text to `detail`.
+    """Create a reply from its printable lines, with the enhanced status code in `detail` instead of the text.
 
-    A code whose class contradicts the reply code is no enhanced code (RFC 2034 4) and stays text.
+    A code whose class contradicts the reply code is not an enhanced code (RFC 2034 4) and stays in the text.
     """
     first = lines[0]
     match = _ENHANCED.match(first)

@@ -115,7 +115,7 @@ _TEXTS_BY_CODE = tuple((re.compile(code), re.compile(text)) for code, text in TE
 
 
 def blames_address(reply: Reply) -> bool:
-    """Return whether the reply is about the address that we send from."""
+    """Return whether the reply rejects the relay's own IP address, because of its reputation for example."""
     if reply.is_positive or NOT_OURS_DETAILS.fullmatch(reply.detail):
         return False
     text = _BRACKETED.sub(" ", reply.text[:MAX_TEXT].lower()).replace("\n", " ")
@@ -142,7 +142,7 @@ _TOO_MUCH = r"(?i)too (?:many|much|fast)|\brate\b|throttl|limit"
 
 
 def class_of(reply: Reply, *, local: bool) -> str:
-    """Return one of `CLASSES`. `local`: the reply is ours, not a peer's."""
+    """Return the class of a reply, which is one of `CLASSES`. With `local`, the reply is the relay's own."""
     if local and (said := re.search(_SAID, reply.text)):
         reply, local = Reply(int(said[1]), reply.detail, reply.text), False
     if reply.is_positive:

@@ -53,7 +53,7 @@ class SaslError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SaslIdentity:
-    """The user name and secret of a login. `secret`: the password, or the access token."""
+    """The user name and secret of a login at a smarthost. `secret` is the password or the access token."""
 
     user: str
     secret: str = field(repr=False)
@@ -71,24 +71,26 @@ class SaslMechanism:
     """The server's words about a refusal inside the exchange, for the operator."""
 
     def respond(self, challenge: bytes) -> bytes:
-        """Refuse a further challenge. Raise SaslError."""
+        """Return the response to a challenge; the base class rejects further challenges. Raise SaslError."""
         raise SaslError("the server sent another challenge after the exchange was complete")
 
     def accepted(self) -> None:
-        """Check the exchange after a 235. Raise SaslError when the server should have said more before."""
+        """Check that the exchange is complete when the server accepts the login (235). Raise SaslError if a
+        challenge of the server is missing.
+        """
 
 
 def choose_mechanism(wanted: str, offered: Collection[str]) -> str | None:
-    """Return the mechanism to use, `None` without one. `wanted`: a name, or ANY_PASSWORD for the strongest
-    with a password.
+    """Choose a mechanism that the server offers, or return `None`. `wanted` is its name, or ANY_PASSWORD for
+    the strongest one with a password.
     """
     candidates = PASSWORD_MECHANISMS if wanted == ANY_PASSWORD else (wanted,)
     return next((name for name in candidates if name in offered), None)
 
 
 def make_mechanism(name: str, identity: SaslIdentity, nonce: str) -> SaslMechanism:
-    """Make a mechanism. `nonce`: unpredictable printable ASCII without commas, for SCRAM. Raises
-    SaslError.
+    """Create the mechanism with this name. `nonce` is unpredictable printable ASCII without commas, for
+    SCRAM. Raise SaslError if the identity cannot be sent.
     """
     if name in _SCRAM:
         return ScramMechanism(name, _SCRAM[name], identity, nonce)
@@ -98,8 +100,8 @@ def make_mechanism(name: str, identity: SaslIdentity, nonce: str) -> SaslMechani
 
 
 class SaslConversation:
-    """The client side of an AUTH exchange. `begin`, then `receive` each reply of the server, until `done`:
-    the last reply is the answer.
+    """The client side of an AUTH exchange. Call `begin`, then `receive` with each reply of the server until
+    `done`; the last reply is the result.
     """
 
     def __init__(self, mechanism: SaslMechanism) -> None:
@@ -124,8 +126,8 @@ class SaslConversation:
         return b"AUTH " + name
 
     def receive(self, code: int, text: str) -> bytes:
-        """Return the next line, which may be empty; call only unless `done`. Raise SaslError, and is done
-        then.
+        """Process a reply of the server, and return the next line to send, which may be empty. Raise
+        SaslError, and is done then.
         """
         if code != 334:
             self.done = True
@@ -288,7 +290,7 @@ def is_slow(mechanism: SaslMechanism) -> bool:
 
 
 def without_secrets(text: str, identity: SaslIdentity) -> str:
-    """Remove secrets from a server's text, in case it repeats them."""
+    """Remove secrets from a server's text, because it may repeat them."""
     user, password = identity.user.encode(), identity.secret.encode()
     whole = (
         password,
@@ -305,7 +307,9 @@ def without_secrets(text: str, identity: SaslIdentity) -> str:
 
 
 def _error_in(challenge: bytes) -> str:
-    """Return `{"status":"401","schemes":"bearer","scope":"…"}` as text that fits on a line."""
+    """Return the error in an XOAUTH2 challenge, `{"status":"401","schemes":"bearer","scope":"…"}`, as one
+    line of text.
+    """
     try:
         found = json.loads(challenge)
     except (ValueError, RecursionError):  # invalid UTF-8 and deeply nested lists included
@@ -355,8 +359,8 @@ _FORBIDDEN: tuple[Callable[[str], bool], ...] = tuple(
 
 
 def _prepared(text: str, what: str) -> str:
-    """Return a user name or password in the form that SCRAM sends (SASLprep, RFC 4013). ASCII stays
-    unchanged. Whether a right-to-left text may be one is left to the server. Raise SaslError.
+    """Prepare a user name or password for SCRAM (SASLprep, RFC 4013). ASCII stays unchanged. The rules for
+    right-to-left text are left to the server. Raise SaslError if the text is not allowed.
     """
     if not text.isascii():
         spaced = "".join(" " if stringprep.in_table_c12(c) else c for c in text)

@@ -1,4 +1,4 @@
-"""Frames a body: dot-stuffing for DATA (RFC 5321 4.5.2) and chunks for BDAT, over any split of the body.
+"""Encodes a body for DATA (dot-stuffing, RFC 5321 4.5.2) or BDAT, in pieces of any size.
 
 Stored bodies have CRLF line ends only (DESIGN rule 5). A bare CR or LF that is found here nevertheless is
 normalized as at arrival and never sent on: a peer with other line ends could read it as the end of the
@@ -27,8 +27,8 @@ from zonerelay.smtp.server.line_ends import CRLF, NUL, LineEnds
 
 
 class ChunkLines(LineEnds):
-    """Checks the line ends of a body across BDAT chunks. `feed` every piece in order, then `finish` once;
-    send what they return. `plain`: skip the check.
+    """Checks the line ends of a body that is sent in BDAT chunks. Call `feed` with every piece in order, then
+    `finish` once, and send the results. With `plain`, nothing is checked.
     """
 
     __slots__ = ("_ended", "_plain")
@@ -46,14 +46,14 @@ class ChunkLines(LineEnds):
         return piece
 
     def finish(self) -> bytes:
-        """Return the line end of the last line if it was missing."""
+        """Return the missing line end of the last line, if there is none."""
         if self._held_cr:
             return b" \r\n"
         return b"" if self._ended else CRLF
 
 
 def as_chunk(body: bytes, *, plain: bool) -> bytes:
-    """Return a whole body as one chunk."""
+    """Return a whole body as one BDAT chunk."""
     if plain and body.endswith(b"\n"):
         return body
     lines = ChunkLines(plain=plain)
@@ -90,7 +90,7 @@ class DotStuffer(ChunkLines):
         return b"." + stuffed if starts_line and chunk.startswith(b".") else stuffed
 
     def finish(self) -> bytes:
-        """Return the end of the message: a missing line end, and the final dot."""
+        """Return the end of the message: the final dot, and before it a missing line end."""
         return super().finish() + END
 
     def _shielded(self, chunk: bytes, starts_line: bool) -> bytes:
@@ -101,7 +101,9 @@ class DotStuffer(ChunkLines):
 
 
 def stuffed(body: bytes, *, plain: bool) -> bytes:
-    """Return a whole body with its end. `plain`: the body needs nothing else."""
+    """Apply dot-stuffing to a whole body, and append the final dot. With `plain`, the body has no lines that
+    need it.
+    """
     if plain:
         return body + (b"\r\n" + END if body and not body.endswith(b"\n") else END)
     stuffer = DotStuffer()

@@ -67,13 +67,15 @@ _NOTIFY = {value: words for words, value in reversed(NOTIFY.items())}
 
 
 def mail_parameters(envelope: Envelope) -> str:
-    """Return RET and ENVID, each with a space in front."""
+    """Return the DSN parameters of MAIL, RET and ENVID, each preceded by a space."""
     ret = f" RET={envelope.ret}" if envelope.ret else ""
     return f"{ret} ENVID={envelope.envid}" if envelope.envid else ret
 
 
 def rcpt_parameters(delivery: Delivery, *, smtputf8: bool) -> str:
-    """Return NOTIFY and ORCPT, each with a space in front. `smtputf8`: MAIL has that parameter."""
+    """Return the DSN parameters of RCPT, NOTIFY and ORCPT, each preceded by a space. `smtputf8`: MAIL has
+    that parameter.
+    """
     notify = f" NOTIFY={_NOTIFY.get(delivery.notify, 'NEVER')}" if delivery.notify else ""
     orcpt = delivery.orcpt
     if not orcpt and notify:
@@ -84,7 +86,7 @@ def rcpt_parameters(delivery: Delivery, *, smtputf8: bool) -> str:
 
 
 def original_recipient(recipient: Mailbox) -> str:
-    """Return an ORCPT value for an address, `""` when it would be too long for one."""
+    """Return an address as an ORCPT value, or `""` if it would be too long."""
     if recipient.isascii():
         value = "rfc822;" + _NOT_XTEXT.sub(_xtext, recipient)
     else:
@@ -106,10 +108,11 @@ _NEXT_RCPT = ">\r\nRCPT TO:<"
 
 
 def script(message: Message, deliveries: Sequence[Delivery], capabilities: Capabilities) -> bytes:
-    """Return MAIL, the RCPTs and DATA, a line each. Raise ValueError for a line break in an address.
+    """Return the commands MAIL, RCPT for each recipient, and DATA, one line each. Raise ValueError for a line
+    break in an address.
 
     Mailboxes and DSN parameters were parsed when they arrived. Line breaks are checked once more, because one
-    would be a command of a stranger's choice.
+    would let an unauthenticated client insert commands.
     """
     envelope = message.envelope
     sender, rcpts = envelope.sender, _NEXT_RCPT.join([each.recipient for each in deliveries]) + ">"
@@ -143,7 +146,7 @@ def script(message: Message, deliveries: Sequence[Delivery], capabilities: Capab
 def dispensable(
     message: Message, deliveries: Sequence[Delivery], capabilities: Capabilities, command: int
 ) -> bool:
-    """Return whether the command at this position (0 is MAIL) has parameters that can be left out."""
+    """Return whether the command at this position (0 is MAIL) has optional parameters."""
     if capabilities.few_parameters:
         return False
     few = script(message, deliveries, structs.replace(capabilities, few_parameters=True))
@@ -187,7 +190,7 @@ class TransactionPhase(enum.StrEnum):
 
 
 class BdatFailure(enum.StrEnum):
-    """The reason why a host is sent DATA instead of BDAT for a while."""
+    """The reason why DATA is used instead of BDAT for a host for some time."""
 
     UNKNOWN = "the server offers CHUNKING but does not support BDAT"
     UNANSWERED = "the server did not reply to BDAT, or the connection was lost"
@@ -196,7 +199,9 @@ class BdatFailure(enum.StrEnum):
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """The peer of an outcome: MX host name, address and port, TLS version (`""` in clear text)."""
+    """The host to which a message is sent: MX host name, address and port, TLS version (`""` in clear
+    text).
+    """
 
     host: str = ""
     address: str = ""
@@ -204,8 +209,8 @@ class Peer(msgspec.Struct, frozen=True):
 
 
 def too_large(message: Message, capabilities: Capabilities) -> Reply | None:
-    """Return the refusal that the peer has announced with SIZE (RFC 1870 6.1), `None` when the
-    message fits.
+    """Return a refusal if the message exceeds the limit that the peer has announced with SIZE (RFC 1870 6.1),
+    or `None`.
     """
     if capabilities.size is None or message.size <= capabilities.size:
         return None
@@ -255,11 +260,11 @@ class ClientTransaction:
         self._mail_refused = False
 
     def begin(self) -> bytes:
-        """Return the first bytes to send."""
+        """Return the first bytes to send: all commands if the peer supports pipelining, otherwise MAIL."""
         return self._script if self._pipelining else self._commands[0]
 
     def receive(self, reply: Reply) -> bytes:
-        """Process the reply to the oldest unanswered command. Return what to write next, maybe nothing."""
+        """Process the reply to the oldest unanswered command. Return the next bytes to send, if any."""
         if reply.code >= 300:
             if reply.code == 421:
                 return self._session_ends(reply)
@@ -268,12 +273,12 @@ class ClientTransaction:
         return self._on_reply[self.phase](self, reply)
 
     def body_sent(self) -> None:
-        """Note that the final dot was written; the outcome now depends on the peer's reply."""
+        """Record that the final dot was sent; the outcome now depends on the peer's reply."""
         self.phase = TransactionPhase.FINAL_DOT
 
     def lost(self, reply: Reply) -> None:
-        """End a transaction whose connection failed. `reply` is ours; recipients without an answer are
-        deferred.
+        """End the transaction because the connection failed. `reply` is the relay's own; recipients without a
+        final reply are deferred.
         """
         self._end(reply, local=True)
 
@@ -325,7 +330,9 @@ class ClientTransaction:
         return b"" if self._pipelining else self._commands[self._asked + 1]
 
     def _is_about_parameters(self, command: int, reply: Reply) -> bool:
-        """Return whether to repeat the command at this position without some parameters."""
+        """Return whether the reply rejects optional parameters, so that the command is repeated without
+        them.
+        """
         about = reply.detail in PARAMETER_DETAILS or (
             reply.code in PARAMETER_CODES and not reply.detail.startswith(("1.", "7."))
         )
@@ -400,7 +407,7 @@ class ClientTransaction:
 
     @property
     def _may_be_taken(self) -> bool:
-        """Return whether the whole message was written but not acknowledged."""
+        """Whether the whole message was sent and the peer may have accepted it, but has not replied."""
         return self.phase is TransactionPhase.FINAL_DOT
 
     def _refused(self, phase: TransactionPhase, reply: Reply) -> None:
@@ -419,7 +426,7 @@ class ClientTransaction:
         return b""
 
     def _out_of_step(self, text: str) -> None:
-        """End a transaction whose replies no longer match its commands.
+        """End the transaction, because replies no longer match the commands.
 
         A refusal of one recipient may be meant for another one, so that none of them is final.
         """
@@ -515,15 +522,15 @@ _LATER = Reply(452, TOO_MANY_RECIPIENTS, "too many recipients for one transactio
 
 
 def can_be_chunked(head: bytes) -> bool:
-    """Return whether the first byte of the body can be sent in a chunk of its own: no line end, white space
-    or control character.
+    """Return whether the first byte of the body can be sent as a BDAT chunk of its own: it is a visible ASCII
+    character.
     """
     return b"!" <= head[:1] <= b"~"
 
 
 class ChunkedTransaction(ClientTransaction):
-    """A transaction that sends the body with BDAT. `content` is the whole body (`chunk_lines.py`). `probe`:
-    its first byte goes alone.
+    """The client side of one transaction that sends the body with BDAT. `content` is the whole body (with its
+    line ends checked by `stuffing.py`). With `probe`, its first byte is sent as a chunk of its own.
     """
 
     def __init__(

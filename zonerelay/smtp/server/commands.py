@@ -27,7 +27,7 @@ _CRLF = b"\r\n"
 
 
 class LineFault(enum.Enum):
-    """A client line that cannot be used."""
+    """The reason why a command line is not accepted."""
 
     TOO_LONG = "too long"
     BARE_LF = "bare LF"
@@ -53,9 +53,9 @@ class LineReader:
         self.waiting = 0
 
     def only_line(self, data: bytes) -> bytes | None:
-        """Return the result of `feed` and `next` if `data` is exactly one valid line.
+        """Return the command line if `data` is exactly one valid line, which most packets are.
 
-        Nearly every packet is one. Otherwise `None`, and nothing was taken.
+        Otherwise return `None`, and consume nothing.
         """
         # While an overlong line is dropped, its last byte waits.
         if self.waiting or len(data) > self._limit or not data.endswith(_CRLF):
@@ -68,7 +68,7 @@ class LineReader:
         self.waiting = len(self._buffer)
 
     def next(self) -> bytes | LineFault | None:
-        """Return the next line without its CRLF, a fault, or `None` until more is fed."""
+        """Return the next line without its CRLF, a fault, or `None` if more bytes are needed."""
         if not self.waiting:
             return None
         start = self._position

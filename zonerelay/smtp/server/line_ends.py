@@ -1,4 +1,4 @@
-"""Parses message bodies with strict line ends: only CRLF ends a line. Sans-IO.
+"""Reads message bodies with strict line ends: only CRLF ends a line. Sans-IO.
 
 A bare LF becomes CRLF; a bare CR becomes a space, so that no header or body boundary appears where the
 sender's server saw none. NUL and other control characters are kept: they end no line, and a changed byte
@@ -20,12 +20,13 @@ _CLEAN = (None, "\r\n")
 
 
 def crlf_only(body: bytes) -> bytes:
-    """Return the body with CRLF line ends only. No CRLF may be cut in two by its ends."""
+    """Convert bare line ends in a body to CRLF. The body must not begin or end within a CRLF."""
     return body.replace(CRLF, b"\n").replace(b"\r", b" ").replace(b"\n", CRLF)
 
 
 class LineEnds:
-    """The line ends found while reading a body. `bare_lf` and `bare_cr` count what was changed.
+    """The line ends found while reading a body. `bare_lf` and `bare_cr` count the bare ones that were
+    changed.
 
     `has_long`: a line is longer than MAX_LINE.
     """
@@ -49,8 +50,8 @@ class LineEnds:
         return not (self.dotted or self.has_bare)
 
     def _strict(self, piece: bytes, *, is_last: bool = False) -> bytes:
-        """Return a piece of any size with CRLF line ends only. A CR at its end is kept back until the next
-        byte tells whether it is bare.
+        """Convert the line ends of a piece of any size to CRLF. A CR at its end is held back until the next
+        byte shows whether it is bare.
         """
         if self._held_cr:
             piece = b"\r" + piece
@@ -73,9 +74,7 @@ class LineEnds:
         return crlf_only(body)
 
     def _measure(self, body: bytes) -> None:
-        """Look for long lines: jump to the last line end that a line beginning here may have, over all lines
-        before it.
-        """
+        """Look for lines longer than MAX_LINE, skipping as many short lines as possible at a time."""
         size, find = len(body), body.rfind
         end = -1
         reach = MAX_LINE + 2 - self._length
@@ -130,7 +129,7 @@ class BodyReader(LineEnds):
         self.rest = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Return the body bytes that are certain now. Must not be called once `done`.
+        """Process received bytes, and return the body bytes that are final. Must not be called once `done`.
 
         `dotted` is true from the first line on that begins with a dot, or the first NUL (stuffing.py).
         """
@@ -158,7 +157,7 @@ class BodyReader(LineEnds):
         return self._unstuffed(wire[: end + len(CRLF)])
 
     def _hold_back(self, wire: bytes) -> bytes:
-        """Hold back a tail that may be part of an end of data, and return the bytes before it."""
+        """Return the bytes without a tail that may belong to the end of data, which is held back."""
         if not wire.endswith(_TAILS):
             self._held = b""
             return wire
@@ -174,7 +173,7 @@ class BodyReader(LineEnds):
         return self._clean(wire.replace(_DOTTED, CRLF))
 
     def _out(self, body: bytes) -> bytes:
-        """Return the body without the line end that is not part of it."""
+        """Return the body without the line end before its first line, which is not part of it."""
         if body:
             body, self._virtual = body[self._virtual :], 0
         return body
@@ -199,7 +198,7 @@ _ARGUMENT = re.compile(rf"([0-9]{{1,{MAX_SIZE_DIGITS}}})(?: +(LAST))?", re.ASCII
 
 
 def parse_bdat(argument: str) -> tuple[int, bool]:
-    """Parse `size [LAST]`."""
+    """Parse the argument of BDAT, `size [LAST]`."""
     match = _ARGUMENT.fullmatch(argument)
     if match is None:
         raise CommandError(Reply(501, "5.4", "Syntax: BDAT size [LAST]"))
@@ -207,8 +206,8 @@ def parse_bdat(argument: str) -> tuple[int, bool]:
 
 
 class ChunkReader(LineEnds):
-    """Reads the chunks of BDAT. `begin` for every BDAT command, then `feed` until `chunk_done`; after the
-    last chunk it is `done`.
+    """Reads a body from BDAT chunks. Call `begin` for every BDAT command, then `feed` until `chunk_done`;
+    `done` is set after the last chunk.
 
     `feed` must be called at least once for each chunk, with nothing if nothing has come: that ends a
     chunk of no bytes, and the last one may yield the line end that its body lacked.
@@ -227,7 +226,7 @@ class ChunkReader(LineEnds):
         self.rest = b""
 
     def begin(self, size: int, last: bool) -> None:
-        """Begin a chunk after its BDAT command. Must not be called before the chunk of another is done."""
+        """Start a chunk after its BDAT command. Must not be called before the chunk of another is done."""
         assert self.chunk_done
         assert not self.done
         self._left = size

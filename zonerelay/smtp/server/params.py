@@ -138,7 +138,7 @@ class MailCommand(msgspec.Struct, frozen=True):
 
 
 def parse_mail(argument: str, *, offered: Collection[str] = MAIL_PARAMETERS) -> MailCommand:
-    """Parse `FROM:<path> [parameters]`."""
+    """Parse the argument of MAIL, `FROM:<path> [parameters]`."""
     sender, rest = paths.reverse_path(_after_keyword(argument, "FROM:"))
     if not rest and sender.isascii():
         return MailCommand(sender)
@@ -154,7 +154,9 @@ def parse_mail(argument: str, *, offered: Collection[str] = MAIL_PARAMETERS) -> 
 def parse_rcpt(
     argument: str, *, smtputf8: bool = False, offered: Collection[str] = RCPT_PARAMETERS
 ) -> Recipient:
-    """Parse `TO:<path> [parameters]`; `smtputf8` as declared in this transaction's MAIL."""
+    """Parse the argument of RCPT, `TO:<path> [parameters]`; `smtputf8` as declared in this transaction's
+    MAIL.
+    """
     recipient, rest = paths.forward_path(_after_keyword(argument, "TO:"))
     if not smtputf8:
         paths.require_ascii(recipient)
@@ -164,7 +166,7 @@ def parse_rcpt(
 
 
 def by_the_grammar(argument: str) -> str:
-    """Return the argument of MAIL or RCPT of a lenient client as others write it."""
+    """Convert the argument of MAIL or RCPT from a lenient form to the standard syntax."""
     keyword, colon, rest = argument.partition(":")
     return f"{keyword}{colon}{paths.read_leniently(rest.lstrip(' '))}"
 
@@ -176,7 +178,7 @@ def _after_keyword(argument: str, keyword: str) -> str:
 
 
 def _parameters(rest: str, offered: Collection[str]) -> dict[str, Any]:  # Any: values of every field's type
-    """Return the values of the parameters, by their fields."""
+    """Parse the ESMTP parameters, and return their values by field name."""
     if rest and not rest.startswith(" "):
         raise CommandError(Reply(501, "5.4", "Parameters must be separated by a space"))
     given: dict[str, Any] = {}

@@ -76,21 +76,23 @@ The end of a word is looked for first, because it would otherwise be looked for 
 
 
 def read_leniently(text: str) -> str:
-    """Parse a path leniently, as unmodifiable devices write it, and return it with the following text."""
+    """Convert a path with invalid syntax, as some devices send it, and return it with the following text."""
     match = _ODD.match(text)
     return text if match is None else f"<{match[1] or match[2]}>{text[match.end() :]}"
 
 
 def reverse_path(text: str) -> tuple[Mailbox, str]:
-    """Parse the sender of MAIL, and return it with the following text. `<>` is `NULL_SENDER`."""
+    """Parse the sender path of MAIL, and return the address with the following text. `<>` is
+    `NULL_SENDER`.
+    """
     if text.startswith("<>"):
         return NULL_SENDER, text[2:]
     return _path(text, bad="1.7")
 
 
 def forward_path(text: str) -> tuple[Mailbox, str]:
-    """Parse the recipient of RCPT, and return it with the following text. `<postmaster>` needs no domain (RFC
-    5321 4.5.1).
+    """Parse the recipient path of RCPT, and return the address with the following text. `<postmaster>` needs
+    no domain (RFC 5321 4.5.1).
     """
     return _path(text, bad="1.3", bare_postmaster=True)
 

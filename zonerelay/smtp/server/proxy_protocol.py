@@ -88,13 +88,15 @@ _NOBODY = ProxyHeader("", 0)
 
 
 def looks_like_proxy(data: bytes) -> bool:
-    """Return whether a connection begins with a PROXY header: from an unlisted peer this is spoofing."""
+    """Return whether the first bytes of a connection are a PROXY header; from an unlisted peer this is
+    spoofing.
+    """
     return data.startswith((_BEGINNING, SIGNATURE))
 
 
 class ProxyReader:
-    """Reads a PROXY header incrementally. `feed` bytes until a header comes back; then it is done, and `rest`
-    is what followed.
+    """Reads a PROXY header incrementally. Call `feed` until it returns a header; then `rest` has the bytes
+    after it.
     """
 
     __slots__ = ("_buffer", "rest")
@@ -104,7 +106,9 @@ class ProxyReader:
         self.rest = b""
 
     def feed(self, data: bytes) -> ProxyHeader | None:
-        """Return the header once it is complete. Raise ProxyFault."""
+        """Process received bytes, and return the header when it is complete. Raise ProxyFault if the bytes
+        are not a header.
+        """
         buffer = self._buffer = self._buffer + data
         if _agree(buffer, _BEGINNING):
             return self._read_line(buffer)
@@ -137,7 +141,7 @@ class ProxyReader:
 
 
 def _kind_of(buffer: bytes) -> str:
-    """Return the fields that identify the peer to an operator, without text that a stranger has chosen."""
+    """Describe the first bytes of a connection without a PROXY header, without text that the client chose."""
     verb = buffer[:8].split(maxsplit=1)[:1]
     if buffer.startswith(TLS_HELLO):
         return "a TLS handshake"
@@ -147,7 +151,7 @@ def _kind_of(buffer: bytes) -> str:
 
 
 def _agree(buffer: bytes, beginning: bytes) -> bool:
-    """Return whether the bytes received so far can be the start of a header (true for an empty buffer)."""
+    """Return whether the bytes received so far may be the beginning of a header."""
     return buffer.startswith(beginning) or beginning.startswith(buffer)
 
 
@@ -155,7 +159,7 @@ def _agree(buffer: bytes, beginning: bytes) -> bool:
 
 
 def _parse_line(line: bytes) -> ProxyHeader:
-    """Parse `PROXY TCP4 source destination port port`."""
+    """Parse a version 1 header, `PROXY TCP4 source destination port port`."""
     _, family, *words = line.decode("ascii", "replace").split(" ")
     if family == "UNKNOWN":
         return _NOBODY  # whatever comes behind it
@@ -177,7 +181,9 @@ def _parse_line(line: bytes) -> ProxyHeader:
 
 
 def _binary_end(buffer: bytes) -> int | None:
-    """Return the length of the header once it is known, checking each byte as early as possible."""
+    """Return the length of a version 2 header, or `None` while it is unknown, and check each byte as early as
+    possible.
+    """
     if len(buffer) > 12 and (buffer[12] >> 4 != 2 or buffer[12] & 0xF not in (_LOCAL, _PROXY)):
         raise ProxyFault(f"PROXY header: unknown version or command 0x{buffer[12]:02x}")
     if len(buffer) < _FIXED:
@@ -227,7 +233,9 @@ def _attribute(field: str) -> str:
 
 
 class XClient(msgspec.Struct, frozen=True, rename=_attribute):
-    """The attributes of an XCLIENT command. `None` is not named and stays; `""` (port: 0) is unknown."""
+    """The attributes of an XCLIENT command. `None` means that an attribute is not named and stays; `""` (0
+    for the port) means that it is unknown.
+    """
 
     name: str | None = None
     address: str | None = None
@@ -239,7 +247,7 @@ class XClient(msgspec.Struct, frozen=True, rename=_attribute):
 
 @lru_cache(maxsize=1024)
 def parse_xclient(argument: str) -> XClient:
-    """Parse `NAME=value ADDR=value …`. Raise CommandError."""
+    """Parse the argument of XCLIENT, `NAME=value ADDR=value …`. Raise CommandError if it is invalid."""
     values: dict[str, str | int] = {}
     for word in argument.split():
         name, _, value = word.partition("=")
@@ -256,7 +264,7 @@ def parse_xclient(argument: str) -> XClient:
 
 
 def _checked(name: str, value: str) -> str | int:
-    """Return the value in its final spelling; raises ValueError."""
+    """Check an attribute's value, and return it in its normal form."""
     if not _XTEXT.fullmatch(value):
         raise ValueError("not xtext")
     if value.upper() in _UNAVAILABLE and name != "PROTO":

@@ -39,8 +39,8 @@ _CHALLENGES = ("VXNlcm5hbWU6", "UGFzc3dvcmQ6")  # "Username:", "Password:"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The user name and password sent by a client, unchecked. `repr` shows neither: people confuse the
-    fields.
+    """The user name and password that a client has sent, before they are checked. `repr` shows neither:
+    people confuse the fields.
     """
 
     user: str = field(repr=False)
@@ -70,8 +70,8 @@ class SaslExchange:
         self._user: str | None = None
 
     def respond(self, text: str | None) -> Reply | Credentials:
-        """Return the next challenge (334), or the client's credentials. Raise CommandError, and is over
-        then.
+        """Process a response of the client, and return the next challenge (334) or the credentials. Raise
+        CommandError if the exchange has failed.
         """
         initial, self._begun = not self._begun, True
         # RFC 4954 4: "=" is an empty initial response. Neither mechanism can mean one, so a client that sends
@@ -110,12 +110,12 @@ class SaslExchange:
 
 
 def prepare_user(name: str) -> str:
-    """Normalize a name to NFC: RFC 8265 3.4 (UsernameCasePreserved), as far as clients differ."""
+    """Normalize a user name to NFC (RFC 8265 3.4, UsernameCasePreserved)."""
     return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
 def prepare_password(password: str) -> str:
-    """Normalize spaces, and to NFC: RFC 8265 4.2 (OpaqueString)."""
+    """Normalize a password: spaces, and NFC (RFC 8265 4.2, OpaqueString)."""
     if password.isascii():
         return password
     spaced = "".join(" " if unicodedata.category(c) == "Zs" else c for c in password)

@@ -1,1 +1,1 @@
-"""The mail events: each function writes one log line and increments counters."""
+"""The mail events: each is one function that writes a log line and increments counters."""

@@ -70,7 +70,7 @@ RENAMED = {"message_id": "id", "who": "by", "authority": "from", "subject": "of"
 
 
 def shown(fields: Mapping[str, Any], redact: Redactor) -> dict[str, Field]:
-    """Return the fields that have a value, with personal data as the redactor shows it."""
+    """Return the fields that have a value, with personal data redacted."""
     return {
         name: _SHOWN[name](redact, value) if name in _SHOWN else value
         for name, value in fields.items()
@@ -82,8 +82,9 @@ F = TypeVar("F", bound=Callable[..., None])
 
 
 def logged(level: str, event: str = "", **more: Any) -> Callable[[F], F]:
-    """Return a decorator for a method that reports an event. Its parameters are the fields of the event, and
-    its body counts it. Without `event`, the first argument is the name. `more` is passed to `Events.report`.
+    """Return a decorator that makes a method report the event of its name or `event`. Its parameters are the
+    fields of the event, and its body counts it. Without `event`, the first argument is the name. `more` is
+    passed to `Events.report`.
     """
 
     def decorated(count: F) -> F:
@@ -114,8 +115,8 @@ class HistorySink(Protocol):
 
 
 class Events:
-    """Logs and counts the events of one worker. Level info covers the life of a message; a warning requires
-    an operator's attention.
+    """Logs and counts the events of one worker. The level info is for the life of a message; a warning
+    requires an operator's attention.
     """
 
     def __init__(
@@ -142,8 +143,8 @@ class Events:
     def report(
         self, level: str, event: str, fields: Mapping[str, Any], *, stored: bool = False, webhook: str = ""
     ) -> None:
-        """Log a line. With `stored`, write the event to the history, too, each with its own form of personal
-        data. `webhook` is its name for webhooks.
+        """Write an event to the log. With `stored`, also write it to the history, which may redact personal
+        data differently. `webhook` is the name of the event for webhooks.
         """
         known = shown(fields, self._redact)
         self.emit(level, event, known)
@@ -154,7 +155,7 @@ class Events:
             self.tell_webhooks(webhook, known)
 
     def follow(self, stream: BoundedStream[MailEvent]) -> None:
-        """Send every event of mail to a stream, too. Without a follower this costs nothing."""
+        """Send every mail event to this stream, too. This costs nothing while there is no stream."""
         self._followers = [*self._followers, stream]
         self.emit = self._emit_and_tell
 
@@ -231,8 +232,8 @@ class Events:
         )
 
     def login(self, result: str, client: str, *, user: str = "") -> None:
-        """Log the answer to AUTH: `ok`, `wrong`, `locked` or `broken`. `user` is the name of an existing user
-        or "".
+        """Log the result of a login (AUTH): `ok`, `wrong`, `locked` or `broken`. `user` is the name of an
+        existing user or "".
         """
         self.metrics.logins.add((result,))
         if result != "ok" and not self._refusals.shows(client, f"login-{result}"):
@@ -250,26 +251,26 @@ class Events:
 
     @logged("error", "credentials-broken")
     def credentials_broken(self, problem: str) -> None:
-        """Report an unreadable credentials file (`problem` names file and line), so no user can log in."""
+        """Report that the credentials file cannot be read (`problem` names the line), so no user can log
+        in.
+        """
 
     @logged("warning", "quota-near")
     def quota_near(self, user: str, quota: str, used: int, most: int) -> None:
-        """Report that a quota of a user is nearly used up."""
+        """Report that a user has nearly used up a quota."""
 
     def shown_user(self, user: str) -> str:
-        """Return a user's name as the label of a metric, which never contains an address."""
+        """Return a user's name as a metric label, with a pseudonym in place of an address."""
         return self._redact.always().user(user)
 
     def reply_lost(self, message_id: MessageId, origin: Origin) -> None:
-        """Log that the client disconnected before our 250; the message is durable, and may be submitted
+        """Log that the client disconnected before the reply 250; the message is durable, and may be submitted
         again.
         """
         self.report("warning", "reply-lost", {"id": message_id, "client": origin.client_address}, stored=True)
 
     def repeated(self, message_id: MessageId, envelope: Envelope) -> None:
-        """Log that a message with an idempotency key was submitted again; its client gets the first
-        answer.
-        """
+        """Log that a message with an idempotency key was submitted again; the client gets the first reply."""
         self.report(
             "info", "repeated", {"id": message_id, "client": envelope.origin.client_address}, stored=True
         )
@@ -277,11 +278,11 @@ class Events:
     def attempted(
         self, attempts: Iterable[Result], *, destination: str, seconds: float | None = None
     ) -> None:
-        """Log the results of one attempt: `delivered`, `deferred`, `bounced` or `expired`, each with the Unix
-        time of the next attempt after a deferral, and the duration of the attempt in seconds.
+        """Log the results of one attempt: `delivered`, `deferred`, `bounced` or `expired`.
 
         The log has a line for each recipient; the history has one event for all recipients with the same
-        result.
+        result. A deferral includes the Unix time of the next attempt. All results include the duration of the
+        attempt in seconds.
         """
         now = self._clock.now()
         for _, results in groupby(attempts, _common):
@@ -310,8 +311,8 @@ class Events:
     def _keep(
         self, history: HistorySink, verdict: str, fields: dict[str, Field], shown: Sequence[tuple[str, str]]
     ) -> None:
-        """Write results that differ only in their recipients to the history. `shown` has recipients with the
-        replies about them.
+        """Write the results of recipients to the history, with one event for those that differ only in the
+        recipient. `shown` has recipients with the replies about them.
         """
         for reply, about in groupby(shown, itemgetter(1)):
             while recipients := [recipient for recipient, _ in islice(about, MAX_ALIKE)]:
@@ -322,8 +323,8 @@ class Events:
                 history.put(verdict, found)
 
     def dropped(self, keys: Sequence[DeliveryKey]) -> None:
-        """Record deliveries that an operator removed. `operated` logs one line for all; the history has an
-        event for each.
+        """Write the deliveries that an operator has dropped to the history. `operated` logs one line for all;
+        the history has an event for each.
         """
         if self._history is not None:
             mailbox = self._history.redactor.mailbox
@@ -332,12 +333,12 @@ class Events:
 
     @logged("info", "dsn", stored=True)
     def dsn(self, kind: str, message_id: MessageId, about: MessageId, recipients: int) -> None:
-        """Log a report to a sender; `kind` is `failed`, `delayed` or `delivered`."""
+        """Log that a DSN is sent; `kind` is `failed`, `delayed` or `delivered`."""
         self.metrics.dsn.add((kind,))
 
     @logged("info", "no-dsn", stored=True)
     def no_dsn(self, about: MessageId, reason: str) -> None:
-        """Log that no report is sent; `reason` is one of NO_DSN_REASONS."""
+        """Log that no DSN is sent; `reason` is one of NO_DSN_REASONS."""
         self.metrics.no_dsn.add((reason,))
 
     @logged("warning", "suspended", webhook="destination.suspended")
@@ -346,26 +347,26 @@ class Events:
 
     @logged("info", "resumed", webhook="destination.resumed")
     def resumed(self, zone: str, destination: str) -> None:
-        """Log that mail is sent to a destination again."""
+        """Log that a suspended destination gets mail again."""
 
     @logged("warning", "source-refused")
     def source_refused(self, zone: str, source: str, destination: str, reply: Reply, until: float) -> None:
-        """Report that a destination refuses one of our addresses. Another one is used until the Unix time
-        `until`, if possible.
+        """Report that a destination refuses one of the relay's source addresses. Another one is used until
+        the Unix time `until`, if possible.
         """
         self.metrics.source_refusals.add((source,))
 
     def source_refused_again(self, source: str) -> None:
-        """Count a further refusal by a destination that already refuses the source."""
+        """Count another refusal by a destination that already refuses the source."""
         self.metrics.source_refusals.add((source,))
 
     @logged("error", "source-absent")
     def source_absent(self, source: str, address: str, problem: str) -> None:
-        """Report one of our addresses that this machine does not have now."""
+        """Report that this machine does not have one of the relay's source addresses now."""
 
     @logged("info", "source-back")
     def source_back(self, source: str, address: str) -> None:
-        """Log that this machine has the address again."""
+        """Log that this machine has a missing source address again."""
 
     @logged("warning", "operated", stored=True)
     def operated(
@@ -378,10 +379,10 @@ class Events:
         who: str | None = None,
         reason: str | None = None,
     ) -> None:
-        """Log an operator's change of the queue with its id, as far as this worker made it."""
+        """Log an operator's change to the queue with its id, as far as this worker has applied it."""
 
     def requested(self, fields: Mapping[str, str]) -> None:
-        """Log an operator's change over HTTP, or a refused token."""
+        """Log an operator's change over HTTP, or a request with an invalid token."""
         given = {"by": fields.get("by"), "client": fields.get("client"), "request": fields["request"]}
         self.emit("warning", "http-request", shown(given, self._redact))
 
@@ -395,19 +396,19 @@ class Events:
 
     @logged("info", "held", stored=True)
     def held(self, message_id: MessageId, recipient: Mailbox, order: str) -> None:
-        """Log a delivery that a hold rule held when it would have been attempted."""
+        """Log that a hold rule has held a delivery that would have been attempted."""
 
     @logged("warning", "body-read")
     def body_read(self, message_id: MessageId, zone: str, who: str) -> None:
-        """Log that a person has read a message, as `zone` sends it, or as received ("")."""
+        """Log that an operator has read a message, as `zone` sends it or as received ("")."""
 
     @logged("warning", "transcript-begun")
     def transcript_begun(self, subject: str, seconds: float, who: str) -> None:
-        """Log that a person reads a transcript. `subject` is a client, a destination or a message."""
+        """Log that an operator reads a transcript. `subject` is a client, a destination or a message."""
 
     def outbound_tls(self, zone: str, level: str, result: str, *, host: str = "", why: str = "") -> None:
-        """Count a connection for which TLS was attempted: `ok`, `failed` (not used) or `fallback` (clear
-        text), and log `why` if it is new for the host.
+        """Count a connection that attempted TLS by its result: `ok`, `failed` (not used) or `fallback` (clear
+        text). If `why` is given, log it.
         """
         self.metrics.tls_connections.add((queue_of(zone).label, level, result))
         if why:
@@ -423,11 +424,13 @@ class Events:
 
     @logged("error", "drop-refused")
     def drop_refused(self, file: str, owner: int, why: str) -> None:
-        """Report a message of sendmail(1) that is not accepted; its file stays."""
+        """Report that a message of sendmail(1) in the drop directory was refused; its file stays."""
 
     @logged("warning", "drop-delayed")
     def drop_delayed(self, file: str, owner: int, why: str) -> None:
-        """Report a message of sendmail(1) that cannot be accepted now; it is retried."""
+        """Report that a message of sendmail(1) in the drop directory cannot be accepted now; it is
+        retried.
+        """
 
     def store_health(self, reason: str | None) -> None:
         """Report why the store accepts no mail, or with `None` that it accepts mail again."""
@@ -447,32 +450,32 @@ class Events:
     def certificate_loaded(
         self, listener: str, file: str, *, name: str, names: int, expires: float, fingerprint: str
     ) -> None:
-        """Log the certificate that new sessions of this listener get from now on."""
+        """Log the certificate that a listener uses for new sessions from now on."""
 
     @logged("warning", "certificate-refused")
     def certificate_refused(self, listener: str, file: str, problem: str) -> None:
-        """Report a changed file that cannot be used; the previous certificate stays."""
+        """Report that a changed certificate file cannot be used; the previous certificate stays active."""
 
     @logged("warning", "certificate-expiring")
     def certificate_expiring(
         self, listener: str, file: str, *, name: str, expires: float, days: float
     ) -> None:
-        """Report a certificate that expires in so many days."""
+        """Report a certificate that expires soon, in `days` days."""
 
     @logged("error", "history-broken")
     def history_broken(self, problem: str) -> None:
-        """Report that the history cannot be written, or was renamed because it is unusable. May come from
+        """Report that the history cannot be written, or that its unusable file was renamed. May come from
         another thread.
         """
 
     @logged("info", "history-restored")
     def history_restored(self, dropped: int) -> None:
-        """Report that the history is written again, and how many events were dropped. May come from another
+        """Report that the history can be written again, and how many events were lost. May come from another
         thread.
         """
 
     def close(self) -> None:
-        """Log the events that were delayed to be combined."""
+        """Log the refusals that were only counted in the current interval."""
         self._refusals.tell()
 
     def lifecycle(self, event: str, **fields: Field) -> None:
@@ -481,30 +484,28 @@ class Events:
 
     @logged("warning", "spool-kept")
     def spool_kept(self, spool: str, why: str) -> None:
-        """Report the spool of a removed worker that has no deliveries and is not empty."""
+        """Report that the spool of a removed worker is not empty although it has no deliveries."""
 
     @logged("error", "policy-failed")
     def policy_failed(self, step: str, kind: str, detail: str) -> None:
-        """Report that a policy gave no usable answer about a step: `timeout`, `error`, `busy` or
-        `bad-decision`.
-        """
+        """Report that a policy call failed at a step: `timeout`, `error`, `busy` or `bad-decision`."""
         self.metrics.policy_failures.add((step, kind))
 
     @logged("error", "dkim-missing")
     def dkim_missing(self, zone: str, reason: str) -> None:
-        """Report mail that must be signed but cannot be, once per domain."""
+        """Report that mail of a domain must be signed but there is no key, once per domain."""
 
     @logged("warning", "sent-unchanged")
     def sent_unchanged(self, message_id: MessageId, zone: str, reason: str) -> None:
-        """Log that the zone's changes could not be applied to this message; `reason` is from our own list."""
+        """Log that a message is sent without the zone's changes; `reason` is one of a fixed list."""
 
     @logged("warning", "row-refused")
     def row_refused(self, row: int, problem: str) -> None:
-        """Log a row of the outbox that can never be sent and has failed without an attempt."""
+        """Log that a row of the outbox failed without an attempt, because it can never be sent."""
 
     def read_limits(self, figures: Callable[[], Mapping[str, tuple[int, int, int]]]) -> None:
-        """Attach the function that reads the numbers of slots held, connections open and slots wanted, by
-        zone.
+        """Set the function that returns the numbers of slots held, used and wanted by zone, for the
+        metrics.
         """
 
         def places() -> Mapping[str, Figures]:
@@ -529,8 +530,8 @@ class Events:
         self.metrics.limits_reachable.value = 1
 
     def sts_looked_up(self, result: str) -> None:
-        """Count a lookup: `enforce`, `testing` or `none` by the mode of the active policy; `absent` or
-        `failed`.
+        """Count an MTA-STS lookup by the mode of the active policy (`enforce`, `testing`, `none`), or as
+        `absent` or `failed`.
         """
         self.metrics.sts_look_ups.add((result,))
 
@@ -540,17 +541,17 @@ class Events:
 
     @logged("warning", "mta-sts-failed")
     def sts_failed(self, domain: str, problem: str, *, kept_until: float | None) -> None:
-        """Report that a policy cannot be fetched; the cached one is used until `kept_until`."""
+        """Report that an MTA-STS policy cannot be fetched; the cached one is used until `kept_until`."""
         self.metrics.sts_fetches.add(("failed",))
 
     @logged("warning", "mta-sts-mismatch")
     def sts_mismatch(self, domain: str, hosts: Sequence[str], *, mode: str) -> None:
-        """Report MX hosts that the policy does not name; they are not used in mode enforce."""
+        """Report MX hosts that an MTA-STS policy does not list; they are not used in mode enforce."""
         self.metrics.sts_mismatches.add((mode,))
 
     @logged("warning", "mta-sts-files")
     def sts_files(self, problem: str) -> None:
-        """Report a policy on disk that cannot be read, or one that cannot be stored there."""
+        """Report that a stored MTA-STS policy cannot be read, or that one cannot be stored."""
 
     def dns_asked(self, result: str) -> None:
         """Count a DNS query; `result` is one of `DNS_RESULTS`."""
@@ -558,7 +559,7 @@ class Events:
 
     @logged("error", "name-servers-lost")
     def name_servers_lost(self, servers: str, reason: str) -> None:
-        """Report that mail is waiting for DNS lookups."""
+        """Report that no name server is usable, so mail waits for DNS lookups."""
         self.metrics.name_servers_lost.value += 1
         self.metrics.name_servers_reachable.value = 0
 
@@ -567,53 +568,59 @@ class Events:
         self.metrics.name_servers_reachable.value = 1
 
     def declare_logins(self, zones: Iterable[str]) -> None:
-        """Show the counters of the zones that log in from the start, with 0."""
+        """Initialize the counters of logins at smarthosts with 0, for the zones that log in."""
         labels = ((queue_of(zone).label, result) for zone in zones for result in RESULTS)
         self.metrics.smarthost_logins.declare(labels)
 
     def login_answered(self, zone: str, result: str) -> None:
-        """Count a login: `ok`, `refused`, `failed` (temporarily), or `broken` (it could not even be
+        """Count a login at a smarthost: `ok`, `refused`, `failed` (temporarily), or `broken` (it could not be
         tried).
         """
         self.metrics.smarthost_logins.add((queue_of(zone).label, result))
 
     @logged("error", "login-refused")
     def login_refused(self, zone: str, credential: str, host: str, reply: str) -> None:
-        """Report a refused login. It is not retried for a while; all mail that needs the credential waits."""
+        """Report that a smarthost refused a login. It is not retried for a while; all mail that needs the
+        credential waits.
+        """
 
     @logged("error", "login-broken")
     def login_broken(self, zone: str, credential: str, problem: str) -> None:
-        """Report an unreadable secret, or a token server that issues no token."""
+        """Report that a credential's secret is unreadable, or that no access token can be obtained."""
 
     @logged("info", "login-restored")
     def login_restored(self, zone: str, credential: str, host: str) -> None:
-        """Report that a credential that was refused or broken is in use again."""
+        """Report that a credential which was refused or broken works again."""
 
     @logged("warning", "token-trouble")
     def token_problem(self, credential: str, problem: str) -> None:
-        """Report a failed renewal while the token is still valid, or a refresh token that was not stored."""
+        """Report that an access token could not be renewed while it is still valid, or that a refresh token
+        was not stored.
+        """
 
     @logged("warning", "webhook-failing")
     def webhook_failing(self, webhook: str, problem: str) -> None:
-        """Report a webhook that does not respond, once until it responds again. Its events wait."""
+        """Report that a webhook's endpoint does not accept events, once until it does again. Its events
+        wait.
+        """
 
     @logged("info", "webhook-restored")
     def webhook_restored(self, webhook: str) -> None:
-        """Report a webhook that responds again."""
+        """Report that a webhook's endpoint accepts events again."""
 
     @logged("error", "webhook-disabled")
     def webhook_disabled(self, webhook: str) -> None:
-        """Report that the webhook answered 410 and wants no more events."""
+        """Report that a webhook's endpoint responded with 410, so it gets no more events."""
 
     @logged("error", "webhook-gap")
     def webhook_lost(self, webhook: str, lost: int, why: str) -> None:
-        """Report lost events. A webhook.gap event reports them to the endpoint, unless the webhook was
-        removed.
+        """Report that events of a webhook were lost. A webhook.gap event reports them to the endpoint, unless
+        the webhook was removed.
         """
         self.metrics.webhook_events.add((webhook, "lost"), lost)
 
     def error(self, where: str, error: BaseException, *, message_id: MessageId | None = None) -> None:
-        """Report an unexpected error. The mail is safe; the text is for the operator."""
+        """Report an unexpected error in the relay. No mail is lost by it; the text is for the operator."""
         self.metrics.errors.add((where,))
         text = self._redact.text(f"{type(error).__name__}: {error}")
         fields: dict[str, Field] = {"where": where, "error": text, "at": _raised_at(error)}
@@ -623,13 +630,15 @@ class Events:
 
 
 def _common(result: Result) -> tuple[object, ...]:
-    """Return all that the events of an attempt report, apart from the recipient and the reply about it."""
+    """Return the parts of a result that recipients with the same event share."""
     delivery, outcome, next_attempt = result
     return (outcome, delivery.message_id, delivery.queue, delivery.created, delivery.attempts, next_attempt)
 
 
 def _shown(outcome: Outcome, recipients: Sequence[Mailbox], redact: Redactor) -> list[tuple[str, str]]:
-    """Return each recipient with the reply, which may name it."""
+    """Return each recipient and the reply, with both redacted, because the reply may contain the
+    recipient.
+    """
     replies = redact.about_each(str(outcome.reply), recipients)
     return list(zip(map(redact.mailbox, recipients), replies, strict=True))
 
@@ -642,8 +651,8 @@ def attempt_fields(  # noqa: PLR0917 - in the order of a `Result`
     age: float,
     seconds: float | None,
 ) -> dict[str, Field]:
-    """Return the fields of an attempt for the log, the history and webhooks, which add `recipient` and
-    `reply`.
+    """Return the fields that the log, the history and webhooks report about an attempt, except `recipient`
+    and `reply`.
     """
     found: dict[str, Field] = {
         "id": delivery.message_id,
@@ -669,7 +678,7 @@ def attempt_fields(  # noqa: PLR0917 - in the order of a `Result`
 
 
 def accepted_fields(message: Message, redact: Redactor, bare: dict[str, int]) -> dict[str, Field]:
-    """Return the fields of an acceptance for the log, the history and webhooks."""
+    """Return the fields that the log, the history and webhooks report about an accepted message."""
     envelope = message.envelope
     origin = envelope.origin
     fields: dict[str, Field] = {
@@ -688,7 +697,7 @@ def accepted_fields(message: Message, redact: Redactor, bare: dict[str, int]) ->
 
 
 def _raised_at(error: BaseException) -> str:
-    """Return the file, line and function that raised, which a bug report needs."""
+    """Return the file, line and function in which an exception was raised, for bug reports."""
     trace = error.__traceback__
     if trace is None:
         return ""

@@ -1,4 +1,4 @@
-"""Defines events, protocol lines and steps of messages as values. Workers record them, and answers to
+"""Value types for events, protocol lines and the steps of messages. Workers record them, and answers to
 operators consist of them, so their field names are a public contract (`operations.answers`). It imports
 nothing heavy, which would slow every command down.
 """
@@ -7,8 +7,9 @@ import msgspec
 
 
 class MailEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="event"):
-    """An event, with the fields of its log line: addresses are pseudonyms unless `[log] redact = false`,
-    or unless the scope is `operate` and the relay has them in memory. `worker` is set if there are several.
+    """A mail event with the fields of its log line. Addresses are pseudonyms unless `[log] redact = false`,
+    or unless the reader's scope is `operate` and the relay has them in memory. `worker` is set if there are
+    several workers.
     """
 
     at: float
@@ -19,10 +20,10 @@ class MailEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
 
 
 class TranscriptLine(msgspec.Struct, frozen=True, tag_field="kind", tag="line"):
-    """A line of a session, without its line end. `direction` is "received" or "sent", from the relay's point
-    of view, or "note" for an entry that is not a protocol line: the size of a body, a handshake, omitted
-    lines. Each worker counts its `session`s from 1. `side` is "inbound" or "outbound", and `peer` is the
-    address of the other end.
+    """One line of an SMTP session in a transcript, without its line end. `direction` is "received" or "sent",
+    from the relay's point of view, or "note" for an entry that is not a protocol line: the size of a body, a
+    handshake, omitted lines. Each worker counts its `session`s from 1. `side` is "inbound" or "outbound", and
+    `peer` is the address of the other end.
     """
 
     at: float
@@ -35,8 +36,8 @@ class TranscriptLine(msgspec.Struct, frozen=True, tag_field="kind", tag="line"):
 
 
 class TraceStep(msgspec.Struct, frozen=True, tag_field="kind", tag="step"):
-    """One thing that has happened or is going to happen, at the Unix time `at`. A `recipient` of "" means all
-    of them.
+    """One past or future step of a message, at the Unix time `at`. A `recipient` of "" means all
+    recipients.
     """
 
     at: float

@@ -1,4 +1,4 @@
-"""Transcripts: the protocol lines of chosen sessions as they happen, for an operator who reads them live.
+"""Transcripts: the protocol lines of selected sessions, which an operator reads while they are sent.
 
 While no transcript runs, sessions only check `on`. A client's line is shown if it is a completely known
 command. Of everything else, including all of AUTH, possible secrets and possible text of a message, only the
@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 
 class BoundedStream(Generic[T]):
-    """A bounded stream of items for one reader. Call `put` anywhere, and `take` on the event loop that
-    created the stream.
+    """A bounded queue of items for one reader, which counts the items that do not fit. Call `put` anywhere,
+    and `take` on the event loop that created the stream.
     """
 
     def __init__(self, room: int) -> None:
@@ -55,12 +55,12 @@ class BoundedStream(Generic[T]):
             self._loop.call_soon_threadsafe(self._some.set)
 
     def close(self, why: str) -> None:
-        """End the stream, on the event loop: the reader gets the items that are buffered, and the reason."""
+        """End the stream; the reader still gets the buffered items, and the reason."""
         self.why = self.why or why
         self._some.set()
 
     async def take(self) -> tuple[list[T], int]:
-        """Wait for items. Return them and the number of items that are missing after them; nothing after
+        """Wait for items, and return them and the number of items missing after them, or nothing after
         `close`.
         """
         self._reported = False
@@ -98,7 +98,7 @@ _CHUNK = rb"(?i)BDAT +(\d+)"
 
 @dataclass(eq=False, repr=False)
 class RunningTranscript:
-    """A running transcript of selected sessions, which ends after this many bytes or sessions."""
+    """One running transcript of selected sessions, which ends after a number of bytes or sessions."""
 
     stream: BoundedStream[TranscriptLine]
     _: KW_ONLY
@@ -112,7 +112,7 @@ class RunningTranscript:
         self.domain = self.domain.lower().rstrip(".")
 
     def begin(self) -> bool:
-        """Count a matching session. Return False if it exceeds the limit."""
+        """Count a session that the transcript includes. Return False if it exceeds the limit."""
         if self.stream.why:
             return False
         if not self.sessions:
@@ -138,7 +138,7 @@ class Transcripts:
         self._sessions = 0
 
     def start(self, transcript: RunningTranscript) -> bool:
-        """Add a transcript. Return False if the maximum number is running."""
+        """Start a transcript. Return False if the maximum number is running."""
         if len(self._running) >= MAX_TRANSCRIPTS:
             return False
         self._running.append(transcript)
@@ -151,9 +151,7 @@ class Transcripts:
         self.on = bool(self._running)
 
     def inbound(self, client: str, before: SessionRecorder | None = None) -> SessionRecorder | None:
-        """Return the recorder of a session with this client if a transcript wants it; `before` is its earlier
-        recorder.
-        """
+        """Return a recorder for a session with this client, or None if no transcript includes it."""
 
         def wanted(each: RunningTranscript) -> bool:
             try:
@@ -167,7 +165,9 @@ class Transcripts:
     def outbound(
         self, names: Iterable[str], message_id: str, peer: str, before: SessionRecorder | None = None
     ) -> SessionRecorder | None:
-        """Return the record of a connection for this message to these `names`: domains and the host."""
+        """Return a recorder for a connection for this message to these `names` (domains and the host), or
+        None.
+        """
 
         def wanted(each: RunningTranscript) -> bool:
             return bool(
@@ -199,7 +199,9 @@ class Transcripts:
 
 @dataclass(eq=False, repr=False)
 class SessionRecorder:
-    """Records the lines of one session. `commands` are those of the client, `replies` those of the server."""
+    """Records the protocol lines of one session in transcripts. `commands` are those of the client, `replies`
+    those of the server.
+    """
 
     session: int
     side: str
@@ -216,7 +218,9 @@ class SessionRecorder:
         self._part = b""  # of a line
 
     def command(self, line: bytes, *, secret: bool = False) -> None:
-        """Record a line of the client, without its end. With `secret`, it answers a challenge of AUTH."""
+        """Record a command line of the client, without its line end. With `secret`, the line is a response to
+        an AUTH challenge.
+        """
         self._data = line.strip().upper() == b"DATA"
         found = None if secret else re.match(_AUTH, line)
         self._secret = secret or found is not None
@@ -232,7 +236,7 @@ class SessionRecorder:
         self._put("received" if self.side == "inbound" else "sent", said)
 
     def commands(self, octets: bytes) -> None:
-        """Record the client's bytes: command lines with the bytes of chunks between them, or of a message."""
+        """Record bytes of the client: commands with chunks between them, or a message body."""
         while octets:
             if self._in_body:
                 self._body += len(octets)
@@ -247,7 +251,7 @@ class SessionRecorder:
                 self._rest = int(chunk[1])
 
     def replies(self, octets: bytes) -> None:
-        """Record the server's bytes."""
+        """Record bytes of the server, which are replies."""
         whole, end, self._part = (self._part + octets).rpartition(b"\n")
         self._part = self._part[:MAX_SHOWN]
         if end and self._in_body:
@@ -264,7 +268,9 @@ class SessionRecorder:
             self._put("sent" if self.side == "inbound" else "received", said)
 
     def joined(self, phase: str, in_body: bool) -> None:
-        """Join a session that is under way. With `in_body`, the next bytes belong to a message."""
+        """Begin to record a session that is already in progress. With `in_body`, the next bytes belong to a
+        message.
+        """
         self._in_body = in_body
         self.note(phase)
 

@@ -1,1 +1,1 @@
-"""The log: one line per event, redacted, and bounded against events that clients can cause without end."""
+"""The log: one redacted line per event, with limits on events that clients can cause."""

@@ -52,7 +52,7 @@ TOLD = 50
 
 
 class _ClientLines:
-    """The lines of one client in an interval: how many were shown, and the number of the others."""
+    """The log lines of one client in an interval: the number written, and the counts of those suppressed."""
 
     __slots__ = ("more", "shown")
 
@@ -77,8 +77,8 @@ class LineLimits:
         self._timer: asyncio.TimerHandle | None = None
 
     def shows(self, client: str, reason: str, *, known: bool = False) -> bool:
-        """Return whether an event is logged separately; otherwise count it. `known` clients are permitted
-        to relay.
+        """Return whether to log an event of a client as a line; otherwise count it. `known` clients are
+        permitted to relay.
         """
         with self._lock:
             if not 0.0 <= self._now() - self._began < INTERVAL:
@@ -99,7 +99,7 @@ class LineLimits:
             return False
 
     def tell(self) -> None:
-        """End the interval and log its counts."""
+        """End the interval, and log the counts of suppressed lines."""
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
@@ -150,7 +150,7 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 
 
 class LogWriter:
-    """Writes log lines. One per process; other threads may emit too."""
+    """Writes log lines to a file descriptor. There is one per process; all threads may use it."""
 
     def __init__(self, *, clock: Clock, descriptor: int, format: str, worker: int | None = None) -> None:
         self._worker: dict[str, Field] = {} if worker is None else {"worker": worker}
@@ -170,8 +170,8 @@ class LogWriter:
         self.dropped = 0
 
     def emit(self, level: str, event: str, fields: Mapping[str, Field]) -> None:
-        """Queue one event for the end of this iteration of the event loop, or write it if no loop
-        runs here.
+        """Queue an event, which is written at the end of the event loop's iteration, or at once without an
+        event loop.
         """
         by = LIMITED.get(event)
         if by is None or self._limits.shows(f"{event} {fields.get(by, '')}", event, known=True):
@@ -199,7 +199,7 @@ class LogWriter:
             self._scheduled_on = loop
 
     def flush(self) -> bool:
-        """Write what can be written without waiting. Return true if nothing is left."""
+        """Write as many queued lines as possible without waiting. Return true if nothing is left."""
         with self._lock:
             while self._lines:
                 if not self._is_writable(0.0):
@@ -213,9 +213,7 @@ class LogWriter:
             return True
 
     def close(self) -> None:
-        """Write the remaining lines, waiting a short time for a slow reader. Later events are still
-        written.
-        """
+        """Write the queued lines, waiting a short time for a slow reader. Later events are still written."""
         self._limits.tell()
         deadline = time.monotonic() + CLOSE_SECONDS
         while not self.flush() and time.monotonic() < deadline:
@@ -235,7 +233,7 @@ class LogWriter:
         return bool(poll.poll(wait * 1000))
 
     def _next_piece(self) -> bytes:
-        """Return whole lines up to the size of one write; a longer line goes in parts."""
+        """Return queued lines up to the size of one write; a longer line is split."""
         lines = self._lines
         if self._never_blocks:
             return b"".join([lines.popleft() for _ in range(len(lines))])  # a thread may add more meanwhile
@@ -323,8 +321,8 @@ def _text_value(value: Field) -> str:
 
 
 def _last_resort(stamp: str, level: str, event: str, fields: Mapping[str, Field], error: Exception) -> bytes:
-    """Format an event in ASCII if a value does not match its type (text with an unpaired surrogate, for
-    example).
+    """Format an event in ASCII if a value cannot be formatted normally, such as a text with an unpaired
+    surrogate.
     """
     shown = {str(name): _cut("", ascii(value), MAX_FIELD // 10) for name, value in fields.items()}
     whole = {
@@ -366,7 +364,7 @@ def configure(
     stream: IO[bytes] | None = None,
     worker: int | None = None,
 ) -> LogWriter:
-    """Create the sink and send Python's logging through it; a second call replaces the first sink.
+    """Create the log writer, and send Python's logging to it; a second call replaces the first writer.
 
     `format` is "json" or "text".
     """

@@ -76,11 +76,11 @@ _PICTURES = {code: 0x2400 + code for code in range(32)} | {0x7F: 0x2421}
 
 
 class RedactKeyError(Exception):
-    """The key cannot be read or created; the text says what the operator should do."""
+    """The pseudonym key cannot be read or created; the message says what to do."""
 
 
 class _PseudonymCache(BoundedDict[Mailbox, str]):
-    """The pseudonyms of the last `CACHE_SIZE` mailboxes. Safe in several threads."""
+    """A cache of the pseudonyms of the last `CACHE_SIZE` addresses. It is thread-safe."""
 
     def __init__(self, make: Callable[[Mailbox], str]) -> None:
         super().__init__(CACHE_SIZE)
@@ -98,7 +98,9 @@ class _PseudonymCache(BoundedDict[Mailbox, str]):
 
 
 class Redactor:
-    """Makes pseudonyms with one key. Disabled, it shows addresses as they are, but still cleans text."""
+    """Replaces addresses with pseudonyms, which are made with one key. If it is disabled, addresses stay, but
+    texts are still made printable.
+    """
 
     def __init__(self, key: bytes, *, enabled: bool) -> None:
         key = key[: hashlib.blake2b.MAX_KEY_SIZE]
@@ -118,7 +120,7 @@ class Redactor:
             self.client = lru_cache(CACHE_SIZE)(self._hash_client)
 
     def user(self, name: str) -> str:
-        """Return the name of a user who is known here, which is shown as it is unless it is an address."""
+        """Return the name of a local user, or a pseudonym if the name is an address."""
         return self.mailbox(Mailbox(name)) if "@" in name else printable(name)
 
     def text(self, text: str, *, limit: int = TEXT_LIMIT) -> str:
@@ -137,13 +139,15 @@ class Redactor:
         return text if len(text) <= limit else _cut_outside_pseudonyms(text, limit)
 
     def about(self, text: str, mailbox: Mailbox) -> str:
-        """Redact a peer's text about a mailbox, including the mailbox's local part alone and its domain
+        """Redact a peer's text about an address, including the address's local part alone and its domain
         alone.
         """
         return next(self.about_each(text, (mailbox,)))
 
     def about_each(self, text: str, mailboxes: Iterable[Mailbox]) -> Iterator[str]:
-        """Yield `about` for each of these mailboxes. Most texts name none, and are redacted once."""
+        """Yield the result of `about` for each of these addresses. Most texts contain none of them, and are
+        redacted once.
+        """
         general, lower = self.text(text), text.lower()
         for mailbox in mailboxes:
             local, _, domain = mailbox.rpartition("@")
@@ -155,7 +159,7 @@ class Redactor:
             yield self.text(text if cleaned == text else _replace_word(cleaned, domain, there))
 
     def always(self) -> "Redactor":
-        """Return an enabled redactor with the same pseudonyms: for texts that are stored elsewhere."""
+        """Return an enabled redactor with the same pseudonyms, for texts that are stored."""
         if self.enabled:
             return self
         other = Redactor(b"", enabled=True)
@@ -163,29 +167,31 @@ class Redactor:
         return other
 
     def stored(self, text: str) -> str:
-        """Return a text for storage, either our own or cleaned by `text`, with marked pseudonyms:
-        `<redacted:u-…@d-…>`. Idempotent.
+        """Mark the pseudonyms in a redacted text for storage: `<redacted:u-…@d-…>`. Repeated calls have no
+        effect.
         """
         return _MARKED.sub(lambda found: f"<redacted:{found[1] or found[2]}>", text)
 
     def message_id(self, field: str) -> str:
-        """Return a Message-ID field as the pseudonym of an address, the same as when a reply quotes it."""
+        """Return the pseudonym of a Message-ID, which is the same when a reply quotes it as an address."""
         value = field.strip().strip("<>")
         # Each one occurs once or twice, so it must not push mailboxes out of the cache.
         return self._hash_mailbox(Mailbox(value)) if self.enabled else printable(value)
 
     @property
     def fingerprint(self) -> str:
-        """An identifier of the key that reveals nothing about it."""
+        """An identifier of the pseudonym key from which the key cannot be derived."""
         return self._token(b"d", "") if self.enabled else ""
 
     def matches(self, pseudonyms: Collection[str], mailbox: Mailbox) -> bool:
-        """Return whether one of the pseudonyms is that of the mailbox, or its domain part alone."""
+        """Return whether one of the pseudonyms belongs to the address, or to its domain alone."""
         written = self._hash_mailbox(mailbox)
         return written in pseudonyms or written.rpartition("@")[2] in pseudonyms
 
     def known(self, pseudonyms: Collection[str]) -> list[Mailbox]:
-        """Return the mailboxes with these pseudonyms, or domain parts, that are still in memory."""
+        """Return the addresses that are still in memory and have one of these pseudonyms, or domain
+        pseudonyms.
+        """
         return [
             each
             for each, name in self._names.known()
@@ -193,7 +199,7 @@ class Redactor:
         ]
 
     def clear(self, texts: Iterable[str]) -> Callable[[str], str]:
-        """Return a function that replaces pseudonyms of the texts, if their mailboxes are still in memory."""
+        """Return a function that replaces pseudonyms in a text by addresses that are still in memory."""
         names = {name for text in texts for name in _PSEUDONYM.findall(text)}
         known = {self.mailbox(each): each for each in self.known(names)} if names else {}
         return lambda text: _PSEUDONYM.sub(lambda found: known.get(found[0], found[0]), text)
@@ -247,7 +253,9 @@ def _decoded(match: re.Match[str]) -> str:
 
 
 def _stands_alone(word: str, text: str) -> bool:
-    """Return whether a word in a text is delimited. No pattern is used, because this is called often."""
+    """Return whether a text contains this word with no letter or digit next to it. No pattern is used,
+    because this is called often.
+    """
     at = text.find(word) if word else -1
     while at >= 0:
         end = at + len(word)
@@ -258,7 +266,7 @@ def _stands_alone(word: str, text: str) -> bool:
 
 
 def _replace_word(text: str, word: str, by: str) -> str:
-    """Replace a delimited word, ignoring case but not changing addresses."""
+    """Replace a word that has no letter or digit next to it, ignoring case but not changing addresses."""
     pattern = rf"(?<![\w@.%+-]){re.escape(word)}(?![\w@%+-]|\.\w)"
     return re.sub(pattern, by, text, flags=re.IGNORECASE)
 
@@ -272,7 +280,7 @@ def printable(text: str) -> str:
 
 
 def _cut_between_words(text: str, limit: int) -> str:
-    """Cut the text so that no address is split, because half of it would not be recognized."""
+    """Cut the text, but not within an address, because half of it would not be recognized."""
     head = text[:limit]
     return head[: head.rfind(" ") + 1] + "…"
 
@@ -336,11 +344,11 @@ _DOMAIN = re.compile(r"d-[a-z2-7]{13}")
 
 
 class UnsearchableError(Exception):
-    """The value cannot be found by any search; the text gives the reason."""
+    """No search can find this value; the message has the reason."""
 
 
 class SearchForms(msgspec.Struct, frozen=True):
-    """A searched value in all forms in which a history or a log may contain it."""
+    """All forms in which the history or the log may contain a searched value."""
 
     exact: frozenset[str] = frozenset()
     ends: tuple[str, ...] = ()
@@ -363,9 +371,9 @@ def form_of(
     place: str = "the history",
     way_out: str = '[history] addresses = "clear" stores addresses',
 ) -> SearchForms:
-    """Return the forms of an address, a client, a user, a Message-ID or a message id, or of a domain as
-    `@example.com`. `redactor` is `None` without a key. With `clear`, that `place` stores addresses in clear.
-    Raise UnsearchableError if the value cannot be found.
+    """Return the forms in which a searched address, client, user, Message-ID, message id or domain
+    (`@example.com`) may be stored. `redactor` is `None` without a key. With `clear`, addresses are stored
+    unredacted in `place`. Raise UnsearchableError if the value cannot be found.
     """
     with contextlib.suppress(ValueError):
         text = str(ipaddress.ip_address(text))

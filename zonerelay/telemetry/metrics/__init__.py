@@ -1,1 +1,1 @@
-"""The metrics of one worker, and their sum over all workers of the relay."""
+"""The metrics of one worker, and their totals over all workers of the relay."""

@@ -1,5 +1,5 @@
-"""Defines metrics as values, which workers send to their supervisor and the control socket answers with. It
-does not import prometheus-client, which would slow every command down.
+"""Defines metrics as values, which workers send to their supervisor and the control socket returns. It does
+not import prometheus-client, which would slow every command down.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,9 @@ class Family(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReadMetric(NamedTuple):
-    """A metric whose numbers others keep. `of` joins the numbers of two workers."""
+    """A metric whose numbers are read from other objects at each scrape. `of` combines the numbers of two
+    workers.
+    """
 
     help: str
     labels: tuple[str, ...]

@@ -61,7 +61,7 @@ def collect(registry: CollectorRegistry) -> tuple[Family, ...]:
 
 
 class _Families(Collector):
-    """Converts metric families to those of prometheus-client."""
+    """Converts metric families to those of the library prometheus-client."""
 
     def __init__(self, families: Iterable[Family]) -> None:
         self._families = families
@@ -75,12 +75,14 @@ class _Families(Collector):
 
 
 def exposition(families: Iterable[Family]) -> bytes:
-    """Return the Prometheus text format."""
+    """Return metrics in the Prometheus text format."""
     return generate_latest(_Families(families))
 
 
 class MetricTotals:
-    """The latest metrics of each worker, and the final counts of its former processes."""
+    """The totals of all workers' metrics: the latest of each worker, and the final counts of ended
+    processes.
+    """
 
     def __init__(self) -> None:
         self._latest: dict[int, tuple[Family, ...]] = {}
@@ -89,8 +91,8 @@ class MetricTotals:
         self._left: dict[int, tuple[Family, ...]] = {}
 
     def take(self, worker: int, life: int, families: tuple[Family, ...]) -> None:
-        """Store the metrics of a worker. `life` counts the starts of this worker; metrics of an earlier life
-        that arrive late are ignored.
+        """Store the latest metrics of a worker. `life` counts the starts of this worker; late metrics of an
+        earlier process are ignored.
         """
         known = self._lives.get(worker, life)
         if life < known:
@@ -102,9 +104,9 @@ class MetricTotals:
         self._leave(worker, self._left.pop(worker, ()), unless_in=families)
 
     def bury(self, worker: int, life: int) -> None:
-        """Record that this life of the worker has ended or has sent its last metrics. Its counters are kept,
-        and so are the numbers of its queue until the next life reports them; its other gauges are dropped.
-        Metrics of this life that still arrive are ignored.
+        """Record that a worker's process has ended, or has sent its last metrics. Its counters are kept, and
+        so are the numbers of its queue until its next process reports them; its other gauges are dropped.
+        Later metrics of this process are ignored.
         """
         if life < self._lives.get(worker, life):
             return
@@ -121,21 +123,23 @@ class MetricTotals:
                 self._former[family.name] = family if kept is None else _merged([kept, family], shared=False)
 
     def _leave(self, worker: int, before: Iterable[Family], *, unless_in: Iterable[Family]) -> None:
-        """Keep the queue numbers of an earlier life until a later life has counted its queue."""
+        """Keep the queue numbers of an ended process until the worker's next process has counted its
+        queue.
+        """
         said = {family.name for family in unless_in if family.samples}
         left = tuple(family for family in before if family.name not in said)
         if left:
             self._left[worker] = left
 
     def forget(self, worker: int) -> None:
-        """Remove the worker and its queue."""
+        """Remove a worker and the numbers of its queue."""
         self.bury(worker, self._lives.get(worker, 0))
         self._left.pop(worker, None)
         self._lives.pop(worker, None)  # another worker's lives are counted from the start
 
     def families(self, others: tuple[Family, ...] = (), *, shared: bool = False) -> tuple[Family, ...]:
-        """Return the relay's families. `shared` means that all workers count one queue. `others` are added
-        unchanged.
+        """Return the metrics of the whole relay. `shared` means that all workers count one queue. `others`
+        are added unchanged.
         """
         found: dict[str, list[Family]] = {}
         present = (*self._latest.values(), *self._left.values())
@@ -181,7 +185,7 @@ SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 class CpuDemand:
-    """Measures the CPU usage of the calling thread."""
+    """Measures the CPU demand of the calling thread, including the time that it waits for a CPU."""
 
     def __init__(self, *, schedstat: Path = SCHEDSTAT) -> None:
         self._schedstat = schedstat
@@ -189,7 +193,7 @@ class CpuDemand:
         self._needed = 0.0
 
     def since_last(self) -> float:
-        """Return the demand since the last call, from 0.0 to 1.0; 0.0 at the first call."""
+        """Return the CPU demand since the last call, from 0.0 to 1.0; 0.0 at the first call."""
         now, needed = time.monotonic(), time.thread_time() + self._waited()
         passed, more = now - self._at, needed - self._needed
         is_first, self._at, self._needed = self._at == 0.0, now, needed
@@ -227,7 +231,7 @@ class LoopLag:
 
     @property
     def longest(self) -> float:
-        """The longest lag in seconds."""
+        """The longest recent lag of the event loop in seconds."""
         return max(self._worst, self._worst_before)
 
     def start(self) -> None:
@@ -261,25 +265,27 @@ class LoopLag:
 
 
 class PerMinute:
-    """Counts of the last hour by minute, from totals that only grow. The minute that runs is the last."""
+    """Counts per minute for the last hour, computed from totals that only grow. The last count is that of the
+    current minute.
+    """
 
     def __init__(self, *totals: Callable[[], int]) -> None:
         self._totals = totals
         self._marks = deque([tuple(0 for _ in totals)], maxlen=60)
 
     def mark(self) -> None:
-        """Begin the next minute."""
+        """Start the next minute."""
         self._marks.append(tuple(total() for total in self._totals))
 
     def counts(self) -> tuple[tuple[int, ...], ...]:
-        """Return the counts of each total, at most 60."""
+        """Return the counts per minute of each total, at most 60."""
         marks = [*self._marks, tuple(total() for total in self._totals)]
         columns = zip(*marks, strict=True)
         return tuple(tuple(end - begin for begin, end in pairwise(column)) for column in columns)
 
 
 def interval_after(cpu: float, lag: float) -> float:
-    """Return the seconds until the next measurement, given the CPU demand and the timer's lag."""
+    """Return the seconds until the next measurement of CPU demand and lag, after these values."""
     return IDLE_INTERVAL if cpu < IDLE and lag < INTERVAL else INTERVAL
 
 
@@ -326,7 +332,7 @@ class LabelledCounter(msgspec.Struct):
         numbers[values] = numbers.get(values, 0) + amount
 
     def declare(self, combinations: Iterable[tuple[str, ...]]) -> None:
-        """Show these from the start, with 0, because `increase()` misses the first event of a series that
+        """Initialize these label values with 0, because `increase()` misses the first event of a series that
         appears late.
         """
         for values in combinations:
@@ -392,7 +398,9 @@ class Instruments(Collector):
         return self._kept(Gauge(name, help_text, value))
 
     def labelled(self, name: str, help_text: str, *labels: str, **declared: Iterable[str]) -> LabelledCounter:
-        """Create the metric. `declared` is its only label, with the values that are shown from the start."""
+        """Create a counter with labels. `declared` is its last label, with values that are initialized with
+        0.
+        """
         made = self._kept(LabelledCounter(name, help_text, (*labels, *declared)))
         made.declare((value,) for values in declared.values() for value in values)
         return made
@@ -419,8 +427,8 @@ ReadFigures = Callable[[], Mapping[str, Figures]]
 
 
 def reload_figures(since: float, is_good: bool) -> Mapping[str, Figures]:
-    """Return the time at which the active configuration was loaded, and whether the last reload succeeded.
-    The names follow Prometheus' own metrics for this.
+    """Return the time at which the active configuration was loaded, and whether the last reload succeeded, as
+    metrics. The names follow Prometheus' own metrics for this.
     """
     return {
         "zonerelay_config_last_reload_success_timestamp_seconds": since,
@@ -429,7 +437,9 @@ def reload_figures(since: float, is_good: bool) -> Mapping[str, Figures]:
 
 
 class ZoneQueue(NamedTuple):
-    """The numbers of one zone at a scrape. `oldest` is an age in seconds; `connections` are outbound."""
+    """The numbers of one zone's queue at a scrape. `oldest` is an age in seconds; `connections` are
+    outbound.
+    """
 
     zone: str
     ready: int
@@ -443,8 +453,8 @@ class ZoneQueue(NamedTuple):
 
 
 def queue_figures(queues: Sequence[ZoneQueue], *, is_counted: bool) -> Mapping[str, Figures]:
-    """Return the queue gauges. Before the queue is counted there are no samples, because a number that is too
-    low looks like a queue that has emptied.
+    """Return the samples of the queue gauges. Before the queue is counted there are no samples, because a
+    number that is too low looks like a queue that has emptied.
     """
     counted = queues if is_counted else ()
     states = ("ready", "active", "deferred", "held")

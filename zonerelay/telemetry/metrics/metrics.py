@@ -57,7 +57,9 @@ REPLY_CLASSES = ("2xx", "4xx", "5xx", "none")
 
 @lru_cache(maxsize=1024)
 def _labels_of(host: str, code: int) -> tuple[str, str]:
-    """Return the labels of a reply. Cached, because few hosts receive most mail."""
+    """Return the metric labels of a reply: the mail provider and the class of the code. The result is cached,
+    because few hosts receive most mail.
+    """
     site = SITES.get(".".join(host.rsplit(".", 2)[-2:]), instruments.OTHER)
     return site, f"{code // 100}xx" if code else "none"
 
@@ -263,8 +265,8 @@ class Metrics:
         self._octets.value += size
 
     def settled(self, zone: str, verdict: str, age: float, count: int = 1, *, in_doubt: bool = False) -> None:
-        """Count the result for `count` recipients, with the label of their zone; `age` is the time since
-        acceptance in seconds.
+        """Count the result of an attempt for `count` recipients of a zone; `age` is the time since acceptance
+        in seconds.
         """
         if in_doubt:
             self._deliveries.add((zone, "in_doubt"), count)
@@ -281,8 +283,8 @@ class Metrics:
         self._replies.add(_labels_of(host, code), count)
 
     def declare_zones(self, zones: Iterable[str]) -> None:
-        """Show every zone's counters from the start, because a series that appears late hides its first
-        increase.
+        """Initialize the counters of every zone, because `increase()` misses the first event of a series that
+        appears late.
         """
         for zone in zones:
             self._deliveries.declare((zone, outcome) for outcome in OUTCOMES)
@@ -290,7 +292,7 @@ class Metrics:
             self.tls_connections.declare((zone, *words) for words in TLS_RESULTS)
 
     def read(self, read: ReadFigures) -> None:
-        """Attach a function that every scrape calls for metrics of `READ`."""
+        """Register a function that returns metrics of `READ` at every scrape."""
         self._registry.register(ReadMetrics(read))
 
     def families(self) -> tuple[Family, ...]:
@@ -303,7 +305,7 @@ class Metrics:
 
 
 class ReadMetrics(Collector):
-    """Metrics of `READ`, made at each scrape. Samples beyond `MAX_LABEL_VALUES` are left out."""
+    """Collects metrics of `READ` at each scrape. Samples beyond `MAX_LABEL_VALUES` are omitted."""
 
     def __init__(self, read: ReadFigures) -> None:
         self._read = read
@@ -320,12 +322,14 @@ class ReadMetrics(Collector):
 
 
 class Subsystem(instruments.Instruments):
-    """The metrics of a subsystem. They are not exposed until `attach`, because it may not be configured."""
+    """The metrics of a subsystem, which may not be configured. They are not exposed until `attach` is
+    called.
+    """
 
     _read: ReadFigures | None = None
 
     def attach(self, read: ReadFigures) -> None:
-        """Set the function that reads the numbers that others keep."""
+        """Set the function that reads metrics of this subsystem at every scrape."""
         self._read = read
 
     def collect(self) -> Iterator[Metric]:

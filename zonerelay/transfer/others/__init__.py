@@ -14,8 +14,8 @@ from zonerelay.transfer.files import Source, TransferError
 
 
 def reading(system: str, place: str, now: float) -> AbstractAsyncContextManager[Source]:
-    """Return the queue of another system. Entering it raises TransferError or OSError if it cannot be
-    read.
+    """Open the queue of another mail system as a source of messages. Entering it raises TransferError or
+    OSError if it cannot be read.
     """
     module, reader = system.partition("-")[0], f"reading_{system.replace('-', '_')}"
     try:

@@ -1,4 +1,4 @@
-"""Exim 4: its spool, with the envelope and the header in `input/ID-H` and the body in `ID-D`.
+"""Reads the spool of Exim 4: the envelope and the header in `input/ID-H`, and the body in `ID-D`.
 
 The source is the spool directory. Recipients in the tree of non-recipients and in the journal (`ID-J`, newer
 than the -H file) are finished. Exim keeps due times in a database of hosts, not with a message, so mail that
@@ -32,7 +32,7 @@ _PROGRAMS = (b"exim", b"exim4")
 
 
 class HeaderFile(msgspec.Struct):
-    """The content of a -H file. `header` has LF line ends and no empty line after it."""
+    """The content of a -H file of Exim. `header` has LF line ends and no empty line after it."""
 
     sender: str = ""
     created: float = 0.0
@@ -43,7 +43,7 @@ class HeaderFile(msgspec.Struct):
 
 
 def parse_head(raw: bytes) -> HeaderFile:
-    """Parse a -H file. Raise ValueError with a message if it is not valid."""
+    """Parse a -H file of Exim. Raise ValueError with a message if it is not valid."""
     file = io.BytesIO(raw)
 
     def next_line() -> str:
@@ -75,8 +75,8 @@ def parse_head(raw: bytes) -> HeaderFile:
 
 
 def _tree(line: str, next_line: Callable[[], str]) -> Iterator[str]:
-    """Yield a binary tree of addresses, root first. Each line tells whether it has a left and a right
-    branch.
+    """Parse a binary tree of addresses, and yield them, the root first. Each line tells whether it has a left
+    and a right branch.
     """
     if line == "XX":
         return
@@ -93,8 +93,9 @@ def _tree(line: str, next_line: Callable[[], str]) -> Iterator[str]:
 
 
 def _recipient(line: str) -> OpenRecipient:
-    """Parse `ADDRESS`, optionally followed by facts that are parsed from the end, because an address may
-    contain blanks: `ADDRESS ORCPT LENGTH,FLAGS ERRORS-TO LENGTH,PARENT#3`, or `#1` without the DSN options.
+    """Parse a recipient line: `ADDRESS`, optionally followed by other values, which are parsed from the end
+    because an address may contain blanks: `ADDRESS ORCPT LENGTH,FLAGS ERRORS-TO LENGTH,PARENT#3`, or `#1`
+    without the DSN options.
     """
     match = _RECIPIENT.fullmatch(line)
     if match is None:
@@ -109,7 +110,7 @@ def _recipient(line: str) -> OpenRecipient:
 
 
 def _without_text(front: str) -> tuple[str, str, int]:
-    """Split `FRONT TEXT LENGTH,NUMBER` into front, text and number."""
+    """Split the text that ends with `TEXT LENGTH,NUMBER` into the part before it, the text and the number."""
     front, _, numbers = front.rpartition(" ")
     length, _, number = numbers.partition(",")
     size = int(length)
@@ -117,8 +118,8 @@ def _without_text(front: str) -> tuple[str, str, int]:
 
 
 def _header(raw: bytes) -> bytes:
-    """Read fields: `LENGTH` in three or more digits, a flag, a blank, the text. Fields with the flag `*` were
-    removed.
+    """Parse header fields, each of which is `LENGTH` in at least three digits, a flag, a blank and the text.
+    Fields with the flag `*` were removed.
     """
     kept = []
     at = 0
@@ -136,13 +137,13 @@ def _header(raw: bytes) -> bytes:
 
 
 def _name(address: str) -> str:
-    """Return an address in Exim's form: the domain in lower case, without a leading mark."""
+    """Return an address as Exim compares it: the domain in lower case, without a leading mark."""
     local, at, domain = address.lstrip(":\\").rpartition("@")
     return f"{local}{at}{domain.lower()}"
 
 
 def parse_log(text: str) -> dict[str, list[tuple[float, str]]]:
-    """Return the deferrals of each recipient: Unix seconds and the reason."""
+    """Parse the log of a message, and return the deferrals of each recipient: Unix time and reason."""
     found: dict[str, list[tuple[float, str]]] = {}
     for line in text.splitlines():
         if (match := _DEFERRED.fullmatch(line)) is not None:
@@ -177,9 +178,7 @@ def _identity(path: Path) -> str:
 
 
 def _processes() -> Iterator[str]:
-    """Yield the ids of Exim processes on this machine: those with its name as an argument, followed by one of
-    its options.
-    """
+    """Yield the ids of running Exim processes, recognized by the program name followed by an option."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().split(b"\0")

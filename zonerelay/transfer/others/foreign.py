@@ -1,4 +1,4 @@
-"""Converts the messages of another system to stored messages. No I/O of its own.
+"""Converts messages of other mail systems to stored messages. No I/O of its own.
 
 Addresses are checked by the SMTP parsers, because another system may have accepted addresses that we would
 not send to. An invalid recipient is reported and left out; an invalid DSN option is dropped. A message
@@ -29,7 +29,9 @@ _REPLY = re.compile(r"\b(4\d\d)[ -](?:4\.(\d{1,3}\.\d{1,3})[ -])?\s*(.*)", re.DO
 
 
 class OpenRecipient(msgspec.Struct, frozen=True, kw_only=True):
-    """A recipient whose delivery is not complete. `due` is Unix seconds, 0 for at once."""
+    """A recipient whose delivery in the other system is not complete. `due` is Unix seconds, 0 for at
+    once.
+    """
 
     address: str
     notify: envelope.Notify = envelope.Notify.UNSET
@@ -67,7 +69,7 @@ def source_of(
     now: float,
     together: int = 1,
 ) -> Source:
-    """Return the queue with these entries, of which `together` are read at a time. `read` returns the message
+    """Return a source that reads these entries of a queue, `together` at a time. `read` returns the message
     of an entry, or None if it has none, and raises ValueError or OSError if it cannot be imported.
     """
 
@@ -88,7 +90,7 @@ def source_of(
 
 
 def adopted(foreign: ForeignMessage, now: float) -> Iterator[StoredMessage | UnusableMessage]:
-    """Yield the message, and the recipients that cannot be imported."""
+    """Convert a message of another system, and yield it and the recipients that cannot be imported."""
     try:
         sender = _mailbox(foreign.sender, reverse_path)
     except CommandError as error:
@@ -159,7 +161,7 @@ def _checked(parse: Callable[[str | None], str], value: str) -> str:
 
 
 def number_of(value: object) -> float:
-    """Return a number that another system has stored, or 0.0 if it is not one."""
+    """Convert a number that another system has stored, or return 0.0 if it is not a number."""
     try:
         number = float(value) if isinstance(value, bytes | int | float) else 0.0
     except ValueError:
@@ -173,13 +175,13 @@ def xtext(text: str) -> str:
 
 
 def orcpt_of(decoded: str) -> str:
-    """Return an ORCPT with its address in xtext, or "" if there is none."""
+    """Return an ORCPT value with its address in xtext, or "" if there is none."""
     kind, semicolon, address = decoded.partition(";")
     return f"{kind};{xtext(address)}" if semicolon else ""
 
 
 def attempt_of(reason: str, at: float) -> Attempt | None:
-    """Return the last attempt, from the text that another system stores about it, or `None` without a text.
+    """Return the last attempt of a delivery from the text that another system has stored about it, or `None`.
 
     The text is searched for an SMTP reply. If there is none, or a permanent one, the text itself becomes a
     local reply, because a delivery that is still open was not refused permanently.

@@ -1,5 +1,5 @@
-"""Postfix: reads its queue with its own tools, `postqueue -j` for the reasons of deferrals and `postcat` for
-messages.
+"""Reads the queue of Postfix with its own tools, `postqueue -j` for the reasons of deferrals and `postcat`
+for messages.
 
 The source is the directory of main.cf. The import is refused while Postfix's master runs, and holds the lock
 of the master, so that Postfix cannot start during the import. Postfix does not store the number of attempts:
@@ -39,14 +39,14 @@ class _DeferredRecipient(msgspec.Struct, frozen=True):
 
 
 class _QueueListing(msgspec.Struct, frozen=True):
-    """One line of `postqueue -j`."""
+    """One message in the output of `postqueue -j`."""
 
     queue_id: str
     recipients: tuple[_DeferredRecipient, ...] = ()
 
 
 class _QueueFile(msgspec.Struct, frozen=True):
-    """A queue file of Postfix."""
+    """A queue file of Postfix, which contains one message."""
 
     queue: str
     path: Path
@@ -57,7 +57,7 @@ class _QueueFile(msgspec.Struct, frozen=True):
 
 
 class Records(msgspec.Struct):
-    """The records of a Postfix queue file."""
+    """The parsed records of a Postfix queue file."""
 
     sender: str = ""
     created: float = 0.0
@@ -117,7 +117,7 @@ async def reading_postfix(place: str, now: float) -> AsyncIterator[Source]:
 
 
 class _Tools:
-    """Postfix's programs, for one configuration."""
+    """Runs Postfix's programs with one configuration directory."""
 
     def __init__(self, config: Path) -> None:
         if not (config / "main.cf").is_file():
@@ -143,7 +143,7 @@ class _Tools:
         )
 
     async def run(self, program: str, *words: str) -> bytes:
-        """Run a program and return its output. Raise TransferError if it fails."""
+        """Run a Postfix program and return its output. Raise TransferError if it fails."""
         process = await self.begin(program, *words)
         output, complaint = await process.communicate()
         if process.returncode:
@@ -153,7 +153,7 @@ class _Tools:
 
 @contextlib.contextmanager
 def _stopped(queue: Path) -> Iterator[None]:
-    """Hold the lock of Postfix's master."""
+    """Hold the lock of Postfix's master process, so that Postfix cannot be started."""
     path = queue / "pid" / "master.pid"
     if not queue.is_dir():
         raise TransferError(f"{queue} is not a Postfix queue")
@@ -170,7 +170,7 @@ def _stopped(queue: Path) -> Iterator[None]:
 
 
 def _files(queue: Path) -> Iterator[_QueueFile]:
-    """Yield the files, oldest first, as far as their times are known."""
+    """Yield the queue files, oldest first if their times are known."""
     found = []
     for name in QUEUES:
         for path in (queue / name).rglob("*"):
@@ -184,7 +184,7 @@ def _files(queue: Path) -> Iterator[_QueueFile]:
 
 
 def _reasons(lines: bytes) -> dict[str, dict[str, str]]:
-    """Return the reasons of deferrals by message and recipient."""
+    """Return the reason of the deferral of each recipient, by message."""
     listed = [msgspec.json.decode(line, type=_QueueListing) for line in lines.splitlines()]
     return {
         each.queue_id: {one.address: one.delay_reason for one in each.recipients if one.delay_reason}

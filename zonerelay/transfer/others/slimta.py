@@ -1,5 +1,4 @@
-"""python-slimta: reads its Redis hashes and its disk storage, both of which contain pickled envelopes; and
-slimta-lua.
+"""Reads the queues of python-slimta (Redis or disk, both with pickled envelopes) and of slimta-lua.
 
 Sources are `redis://HOST:PORT/DB` (with `?prefix=…` unless the prefix is `slimta:`) and `DIR` or
 `ENV_DIR:META_DIR`. Recipients that python-slimta has recorded as delivered are left out. Its disk storage of
@@ -49,7 +48,7 @@ async def _opened(url: str) -> AsyncIterator[tuple[Any, int]]:  # Any: as `forei
 
 
 async def _users_of(redis: Any, databases: Collection[int]) -> list[dict[str, str]]:  # Any: as above
-    """Return the other clients of the server that use one of the databases."""
+    """Return the other clients of the Redis server that use one of these databases."""
     return [
         each
         for each in await redis.client_list()
@@ -58,7 +57,7 @@ async def _users_of(redis: Any, databases: Collection[int]) -> list[dict[str, st
 
 
 def _shown(url: str) -> str:
-    """Return a URL without user and password, wherever they are."""
+    """Return a URL without user name and password."""
     scheme, mark, rest = url.partition("://")
     return masked(f"{scheme}{mark}{rest.rpartition('@')[2]}")
 
@@ -75,11 +74,13 @@ _FIELD_NAME = re.compile(r"[!-9;-~]+")
 
 
 class PickleError(ValueError):
-    """The pickle was not written by python-slimta; contains the reason."""
+    """The pickle cannot be read as an object of python-slimta; contains the reason."""
 
 
 class InertObject:
-    """A placeholder for an object in a pickle. `state` has its attributes."""
+    """A placeholder for an object in a pickle, which executes no code. `state` has the attributes of the
+    object.
+    """
 
     def __new__(cls, *arguments: object) -> "InertObject":
         made = object.__new__(cls)
@@ -97,9 +98,7 @@ class InertObject:
         self.state = state if isinstance(state, dict) else {}
 
     def append(self, item: object) -> None:
-        """Ignore an item: the nodes of a parse tree are lists, and the message's text has the same
-        content.
-        """
+        """Ignore an item of a parse tree, because the text of the message has the same content."""
 
     def extend(self, items: object) -> None:
         """Ignore items; see `append`."""
@@ -117,7 +116,8 @@ class _Reader(pickle._Unpickler):
 
 
 def load_pickle(raw: bytes) -> object:
-    """Load numbers, texts, containers and `InertObject` objects. Raise PickleError if there is anything else.
+    """Load a pickle that contains only numbers, texts, containers and objects, which become `InertObject`
+    objects. Raise PickleError if there is anything else.
 
     Texts of Python 2 are decoded as UTF-8, with surrogates for invalid bytes.
     """
@@ -130,7 +130,7 @@ def load_pickle(raw: bytes) -> object:
 
 
 def octets(text: object) -> bytes:
-    """Return a text as bytes. Raise PickleError if it is not a text."""
+    """Return a text of a pickle as bytes. Raise PickleError if it is not a text."""
     if isinstance(text, bytes):
         return text
     if isinstance(text, str):
@@ -139,8 +139,8 @@ def octets(text: object) -> bytes:
 
 
 def header(message: object) -> bytes:
-    """Return the header of an `email.message.Message`, followed by an empty line. Raise PickleError if it is
-    not valid.
+    """Return the header of a pickled `email.message.Message`, followed by an empty line. Raise PickleError if
+    it is not valid.
     """
     fields = message.state.get("_headers") if isinstance(message, InertObject) else None
     if not isinstance(fields, list):
@@ -223,8 +223,8 @@ def _users() -> Iterator[str]:
 
 
 def _meta(path: Path) -> Mapping[Any, object]:
-    """Read the metadata of an envelope. A power failure may have left none; the message is treated as new
-    then.
+    """Read the metadata of an envelope on disk. If it is missing, because of a power failure, the message is
+    treated as new.
     """
     try:
         meta = load_pickle(path.read_bytes())
@@ -236,7 +236,9 @@ def _meta(path: Path) -> Mapping[Any, object]:
 
 
 def _foreign(identity: str, raw: bytes, meta: Mapping[Any, object]) -> ForeignMessage:
-    """Read an envelope. Raise PickleError if it is not valid."""
+    """Convert a pickled envelope and its metadata to a `ForeignMessage`. Raise PickleError if it is not
+    valid.
+    """
     attempts, due = (int(number_of(meta.get("attempts"))), number_of(meta.get("timestamp")))
     delivered = meta.get("delivered_indexes") or ()
     if isinstance(delivered, bytes):

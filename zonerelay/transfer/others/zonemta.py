@@ -1,4 +1,4 @@
-"""ZoneMTA of 2016: reads its queue in LevelDB, whose key scheme is the model of the relay's own.
+"""Reads the LevelDB queue of ZoneMTA (2016), whose key scheme is the model of the relay's own.
 
 The source is the database's directory. A recipient that is not finished has a key `ref ID ZONE RECIPIENT`
 with its deferral. `message ID *` has the envelope and the header, and the chunks of `message ID` have the
@@ -41,7 +41,7 @@ class _Deferral(msgspec.Struct, frozen=True):
 
 
 class _Reference(msgspec.Struct, frozen=True):
-    """A reference to a message in ZoneMTA's database."""
+    """The entry of a delivery in ZoneMTA's database, which refers to its message."""
 
     recipient: str
     deferral: _Deferral | None = msgspec.field(default=None, name="_deferred")
@@ -139,7 +139,7 @@ def _rows(database: plyvel.DB, start: bytes, stop: bytes) -> Iterator[tuple[byte
 
 
 def _ids(database: plyvel.DB) -> list[bytes]:
-    """Return the ids of messages that have a recipient left."""
+    """Return the ids of the messages that have open deliveries."""
     keys = (key.split(b" ") for key, _ in _rows(database, b"ref ", b"ref!"))
     return [identity for identity, _ in groupby(parts[1] for parts in keys if len(parts) == 4)]
 
@@ -185,7 +185,7 @@ def _message(database: plyvel.DB, identity: bytes) -> ForeignMessage:
 
 
 def _text(value: str | bool) -> str:
-    """Return a text; JavaScript writes false for a missing one."""
+    """Return a text, or "" for false, which JavaScript writes for a missing text."""
     return value if isinstance(value, str) else ""
 
 
