@@ -57,6 +57,10 @@ MAIL = {
     "parameters folded": (f"{MIXED};\r\n ", ";\r\n ", ""),
     "disposition": ("Content-Disposition: ", ";", ""),
     "date": ("Date: ", "1 ", ""),
+    "character reference": ("Content-Type: text/html\r\n\r\n&#", "9", ""),
+    "delivery report": ("Content-Type: message/delivery-status\r\n\r\n", "\r\n", ""),
+    "bare CR": (f"X: y\r{TEXT}", ";a=b", ""),
+    "delimiters": (f"{MIXED}; boundary=b\r\n\r\n", "--b", ""),
     "uu": ("Content-Transfer-Encoding: uuencode\r\n\r\nbegin 644 a\n", "M\n", ""),
 }
 

@@ -1,19 +1,20 @@
 """Parses a captured message: its text, HTML, attachments and links. Pure.
 
 The message is untrusted and may be malformed, so nothing here raises: a header that cannot be decoded is
-shown unchanged, and a message with too many parts, too deep nesting or too many lines is treated as text.
+shown unchanged, and a message with too many parts is treated as text. The standard library decodes parts, but
+does not find them, because its parser is slow and needs quadratic time for some messages.
 Parts have Mailpit's numbers: "1", "2", "2.1", and "0" for a message with only one part.
 """
 
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from email.header import decode_header
 from email.message import Message
-from email.parser import BytesHeaderParser, BytesParser
-from email.policy import compat32
 from email.utils import parsedate_to_datetime
 from html import unescape
+from itertools import islice
 
 from zonerelay.model.address_list import read_addresses
 from zonerelay.model.charsets import text_of
@@ -25,16 +26,12 @@ SNIPPET = 250
 MAX_INLINE = 5_000_000
 """Octets of images that are put into the HTML itself."""
 
-_MANY = re.compile(rb"^content-type:[ \t\r\n]*(?:multipart|message)/|^--", re.IGNORECASE | re.MULTILINE)
-_CONTAINERS = re.compile(rb"^content-type:[ \t\r\n]*(?:multipart|message)/", re.IGNORECASE | re.MULTILINE)
-_MAX_CONTAINERS = 20
-_MAX_LINES = 5_000_000
-"""Times containers: the parser looks at each line for each of them. 50 MB in base64 have 700,000 lines."""
-_FIELD = re.compile(
-    rb"^content-(?:type|disposition)[ \t]*:[^\n]*(?:\n[ \t][^\n]*)*", re.IGNORECASE | re.MULTILINE
-)
+_HEADER = re.compile(rb"([!-9;-~]*)[ \t]*:([^\n]*(?:\n[ \t][^\n]*)*)(?:\n|\Z)")
+_EMPTY = re.compile(rb"\r?\n|\Z")
+_OF_PARTS = (b"content-type", b"content-disposition", b"content-transfer-encoding", b"content-id")
 _MAX_FIELD = 4096
-"""The parser needs quadratic time for a field with parameters, and decodes a boundary by any codec."""
+"""The standard library needs quadratic time for a field with parameters."""
+_MAX_DEPTH = 20
 _MAX_DECODED = 16 * 1024
 """Characters of a field whose encoded words are decoded: that takes the standard library quadratic time."""
 _INVISIBLE = re.compile(r"<(style|script|head|title)\b.*?(?:</\1\s*>|\Z)|<!--.*?(?:-->|\Z)", re.S | re.I)
@@ -109,7 +106,7 @@ class MimeParts:
         return " ".join(" ".join([*named, self.text, visible(self.html)]).split()).lower()[:MAX_WORDS]
 
     def links(self) -> list[str]:
-        found = [unescape(next(filter(None, groups), "")) for groups in _HREF.findall(self.html)]
+        found = [_without_references(next(filter(None, groups), "")) for groups in _HREF.findall(self.html)]
         found += _URL.findall(self.text)
         return list(dict.fromkeys(each.strip() for each in found if ":" in each))[:MAX_LINKS]
 
@@ -139,36 +136,67 @@ _SEARCHED = ("subject", "from", "to", "cc", "bcc", "reply-to", "message-id")
 
 
 def take_apart(octets: bytes) -> MimeParts:
-    containers = len(_CONTAINERS.findall(octets))
-    if (
-        containers > _MAX_CONTAINERS
-        or len(_MANY.findall(octets)) > 2 * MAX_PARTS
-        or octets.count(b"\n") * (containers + 1) > _MAX_LINES
-        or any(len(each[0]) > _MAX_FIELD for each in _FIELD.finditer(octets))
-    ):
-        return _as_text(octets)
+    fields, body = _fields(octets)
+    # As text, because bytes beyond ASCII are surrogates in the standard library's fields (RFC 6532).
+    parts = MimeParts(raw=[(_ascii(name), _ascii(value.strip(b" \t\r\n"))) for name, value in fields])
     try:
-        message = BytesParser(policy=compat32).parsebytes(octets)
-        parts = MimeParts(raw=_headers(message))
-        for number, part in _leaves(message):
-            _put(parts, number, part)
-    except Exception:  # noqa: BLE001 - the standard library fails at some messages in ways of its own
-        return _as_text(octets)
+        leaves = list(islice(_leaves(octets, 0, len(octets), ()), MAX_PARTS + 1))
+        if len(leaves) <= MAX_PARTS:
+            for number, part in leaves:
+                _put(parts, number, part)
+            return parts
+    except Exception:  # noqa: BLE001 - the standard library fails at some parts in ways of its own
+        parts = MimeParts(raw=parts.raw)
+    parts.text = octets[body : body + MAX_WORDS].decode("utf-8", "replace")
     return parts
 
 
-def _as_text(octets: bytes) -> MimeParts:
-    head, _, rest = octets.partition(b"\r\n\r\n")
-    try:
-        headers = _headers(BytesHeaderParser(policy=compat32).parsebytes(head[: 64 * 1024]))
-    except Exception:  # noqa: BLE001 - as above
-        headers = []
-    return MimeParts(raw=headers, text=rest[:MAX_WORDS].decode("utf-8", "replace"))
+def _ascii(octets: bytes) -> str:
+    return octets.decode("ascii", "surrogateescape")
 
 
-def _headers(message: Message) -> list[tuple[str, str]]:
-    # Not `items`, which cannot represent bytes beyond ASCII (RFC 6532).
-    return [(name, str(value)) for name, value in message.raw_items()]
+def _fields(octets: bytes, start: int = 0, end: int = sys.maxsize) -> tuple[list[tuple[bytes, bytes]], int]:
+    """Return the names and values of the header that begins at `start`, and where its body begins."""
+    found = list[tuple[bytes, bytes]]()
+    while field := _HEADER.match(octets, start, end):
+        found.append((field[1], field[2]))
+        start = field.end()
+    empty = _EMPTY.match(octets, start, end)
+    return found, start if empty is None else empty.end()
+
+
+def _leaves(octets: bytes, start: int, end: int, above: tuple[int, ...]) -> Iterator[tuple[str, Message]]:
+    """Yield the parts of the entity between two positions that have none themselves, with their numbers."""
+    part, (fields, body) = Message(), _fields(octets, start, end)
+    for name, value in fields:
+        if name.lower() in _OF_PARTS and len(value) <= _MAX_FIELD:
+            part.set_raw(_ascii(name), _ascii(value.strip(b" \t\r\n")))
+    boundary = _parameter(part, "boundary").rstrip() if part.get_content_maintype() == "multipart" else ""
+    number, begun = 0, 0
+    for first, behind in _delimiters(octets, body, end, boundary) if len(above) < _MAX_DEPTH else ():
+        if begun:
+            number += 1
+            yield from _leaves(octets, begun, first, (*above, number))
+        begun = behind
+    if not number:
+        part.set_payload(_ascii(octets[body:end]))
+        yield ".".join(map(str, above)) or "0", part
+
+
+def _delimiters(octets: bytes, start: int, end: int, boundary: str) -> Iterator[tuple[int, int]]:
+    """Yield where each delimiter begins, with the line end before it, and where the line behind it begins.
+    The last one is the end (RFC 2046, section 5.1.1).
+    """
+    if not boundary:
+        return
+    delimiter = re.escape(b"--" + boundary.encode("utf-8", "surrogateescape"))
+    line = re.compile(rb"\n%b(--)?[ \t]*\r?(?=\n|\Z)" % delimiter)
+    for found in line.finditer(octets, start - 1, end):
+        at = found.start()
+        yield at - (octets[at - 1 : at] == b"\r"), found.end() + 1
+        if found[1]:
+            return
+    yield end, end
 
 
 def decoded(value: object) -> str:
@@ -186,24 +214,12 @@ def decoded(value: object) -> str:
         return text
 
 
-def _leaves(message: Message, prefix: str = "") -> Iterator[tuple[str, Message]]:
-    if message.get_content_maintype() == "multipart" and message.is_multipart():
-        for at, part in enumerate(message.get_payload(), 1):
-            if isinstance(part, Message):
-                yield from _leaves(part, f"{prefix}{at}.")
-    else:
-        yield prefix.rstrip(".") or "0", message
-
-
 def _put(parts: MimeParts, number: str, part: Message) -> None:
     kind = part.get_content_type()
     name = decoded(_parameter(part, "filename", "Content-Disposition") or _parameter(part, "name"))
     place = part.get_content_disposition()
-    if part.is_multipart():  # message/rfc822, message/delivery-status
-        content = b"".join(each.as_bytes() for each in part.get_payload() if isinstance(each, Message))
-    else:
-        payload = part.get_payload(decode=True)
-        content = payload if isinstance(payload, bytes) else b""
+    payload = part.get_payload(decode=True)
+    content = payload if isinstance(payload, bytes) else b""
     if kind in ("text/plain", "text/html") and place != "attachment" and not name:
         text = text_of(content, _parameter(part, "charset") or "utf-8")
         if kind == "text/html":
@@ -235,4 +251,12 @@ def _unescaped(octets: bytes) -> str:
 
 def visible(html: str) -> str:
     """Return the visible text of HTML, sufficient for searching and for a preview."""
-    return unescape(_TAG.sub(" ", _INVISIBLE.sub(" ", html[: 4 * MAX_WORDS])))
+    return _without_references(_TAG.sub(" ", _INVISIBLE.sub(" ", html[: 4 * MAX_WORDS])))
+
+
+def _without_references(html: str) -> str:
+    """Replace the character references, except in a text with a number of more digits than `int` reads."""
+    try:
+        return unescape(html)
+    except ValueError:
+        return html
