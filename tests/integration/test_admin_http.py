@@ -4,12 +4,14 @@ import asyncio
 import json
 import socket
 import ssl
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, NamedTuple, Self
+from unittest.mock import AsyncMock, Mock
 from urllib.parse import quote
 
 import pytest
@@ -20,11 +22,13 @@ from tests.support.certificates import make
 from tests.support.event_log import EventLog, events_into
 from tests.support.waiting import until
 from zonerelay.admin import http_server as http_module
+from zonerelay.admin import mailpit
 from zonerelay.admin.http import AdminError, AdminServer
 from zonerelay.admin.http_server import MAX_CONNECTIONS, MAX_OPERATORS, is_our_name
 from zonerelay.admin.operators import MAX_OF_TOKEN, Operators
 from zonerelay.admin.page import page
 from zonerelay.admin.requests import visit_of
+from zonerelay.capture.parts import take_apart
 from zonerelay.config.credentials.file import replace_file
 from zonerelay.config.credentials.identities import Scope, add, identities_file, make_token, remove, token_of
 from zonerelay.config.settings import AdminSettings, Settings, SpoolSettings
@@ -133,6 +137,32 @@ class Site:
 async def site() -> AsyncIterator[Site]:
     async with Site() as site:
         yield site
+
+
+async def test_what_takes_long_in_mailpits_api_is_done_in_a_thread(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checksums of an attachment, and a form with very many fields, stopped the event loop for seconds."""
+    threads: set[int] = set()
+
+    def noted(_: object) -> dict[str, list[str]]:
+        threads.add(threading.get_ident())
+        return {}
+
+    for name in ("parse_qs", "_attachment"):
+        monkeypatch.setattr(mailpit, name, noted)
+    octets = b"Content-Disposition: attachment\r\nX: y\r\n\r\nx"
+    row = Mock(sender="", at=0.0, from_=(), to_=(), cc=(), bcc=(), reply_to=())
+    served = mailpit.Mailpit(site.operators)
+    monkeypatch.setattr(served, "_taken_apart", AsyncMock(return_value=(row, take_apart(octets))))
+    form = make_mocked_request("PUT", "/", {"Content-Type": "application/x-www-form-urlencoded"})
+    call = mailpit._MailpitCall(form, "", {"id": "1"})
+    monkeypatch.setattr(mailpit, "read_body", AsyncMock(return_value=b"ids=a"))
+    await mailpit._which(call)
+    await served._one(call)
+    assert threads
+    assert threading.get_ident() not in threads
+    assert await served._headers(call) == {"Content-Disposition": ["attachment"], "X": ["y"]}
 
 
 METRICS = b"zonerelay_messages_accepted_total 7.0\n"

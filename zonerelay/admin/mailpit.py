@@ -17,8 +17,6 @@ import re
 import smtplib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from email.parser import BytesHeaderParser
-from email.policy import compat32
 from pathlib import Path
 from typing import Annotated, TypeVar
 from urllib.parse import parse_qs
@@ -34,7 +32,7 @@ from zonerelay.admin.requests import VISIT, media_type, plain, read_body
 from zonerelay.admin.submission.body import JsonBody
 from zonerelay.admin.submission.drafts import Submission, SubmissionOrigin, sending_of
 from zonerelay.capture.faults import ChaosTriggers, FaultError, InjectedFaults
-from zonerelay.capture.parts import MimePart, MimeParts, decoded, take_apart
+from zonerelay.capture.parts import MimePart, MimeParts, take_apart
 from zonerelay.capture.store import Capture, CaptureError, CaptureRow, SearchError, open_capture
 from zonerelay.config.endpoints import parse_listen
 from zonerelay.message.compose import Base64Error, compose
@@ -390,7 +388,7 @@ class Mailpit:
         await self._mail.ask(lambda capture: capture.rename_tag(call.found["tag"], name))
 
     async def _mark(self, call: _MailpitCall) -> None:
-        which = _which(call.request, await call.body())
+        which = await _which(call)
         if which.ids and which.search:
             raise ApiError(400, "invalid", "specify IDs or Search, not both")
         await self._mail.ask(
@@ -399,8 +397,7 @@ class Mailpit:
 
     async def _delete(self, call: _MailpitCall) -> None:
         """Delete these messages, or all of them if no ids are given, as Mailpit does."""
-        body = await call.body()
-        which = _which(call.request, body) if body.strip() else _Selector()
+        which = await _which(call)
         self._mail.note(call.by, f"captured mail deleted: {len(which.ids) if which.ids else 'all of it'}")
         await self._mail.ask(lambda capture: capture.delete(ids=which.ids or None))
 
@@ -433,8 +430,8 @@ class Mailpit:
                 "Errors": "",
                 "HeaderPost": "",
             },
-            "Inline": [_attachment(each) for each in parts.inline],
-            "Attachments": [_attachment(each) for each in parts.attachments],
+            "Inline": await OPERATORS.run(_attachments, parts.inline),
+            "Attachments": await OPERATORS.run(_attachments, parts.attachments),
         }
 
     async def _raw(self, call: _MailpitCall) -> web.Response:
@@ -442,12 +439,11 @@ class Mailpit:
         return web.Response(body=octets, content_type="text/plain", charset="utf-8", headers=SHOWN_FIELDS)
 
     async def _headers(self, call: _MailpitCall) -> object:
-        _, octets = await self._read(call)
-        message = await OPERATORS.run(BytesHeaderParser(policy=compat32).parsebytes, octets)
+        _, parts = await self._taken_apart(call)
         found: dict[str, list[str]] = {}
-        for name, value in message.raw_items():
+        for name, value in parts.headers:
             canonical = "-".join(each.capitalize() for each in name.split("-"))  # as Go's textproto
-            found.setdefault(canonical, []).append(decoded(value))
+            found.setdefault(canonical, []).append(value)
         return found
 
     async def _part(self, call: _MailpitCall) -> web.Response:
@@ -560,13 +556,14 @@ def file_response(parts: MimeParts, number: str) -> web.Response:
     )
 
 
-def _which(request: web.Request, body: bytes) -> _Selector:
+async def _which(call: _MailpitCall) -> _Selector:
     """Parse the selection of messages from JSON, or from a form, as Mailpit's Python client sends it."""
-    if media_type(request) == "application/x-www-form-urlencoded":
-        fields = parse_qs(body.decode())
+    body = await call.body()
+    if media_type(call.request) == "application/x-www-form-urlencoded":
+        fields = await OPERATORS.run(parse_qs, body.decode())
         read = next((values[0] for name, values in fields.items() if name.lower() == "read"), "")
         return _Selector(ids=fields.get("ids"), read=read.lower() in ("true", "1"))
-    return msgspec.json.decode(body, type=_Selector)
+    return msgspec.json.decode(body if body.strip() else b"{}", type=_Selector)
 
 
 def _summary(summary: CaptureRow) -> dict[str, object]:
@@ -592,6 +589,11 @@ def _summary(summary: CaptureRow) -> dict[str, object]:
 
 def _people(some: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
     return [{"Name": name, "Address": address} for name, address in some]
+
+
+def _attachments(parts: Sequence[MimePart]) -> list[dict[str, object]]:
+    """Describe attachments. It takes long, because of the checksums."""
+    return [_attachment(each) for each in parts]
 
 
 def _attachment(part: MimePart) -> dict[str, object]:

@@ -106,8 +106,9 @@ class MimeParts:
         return " ".join(" ".join([*named, self.text, visible(self.html)]).split()).lower()[:MAX_WORDS]
 
     def links(self) -> list[str]:
-        found = [_without_references(next(filter(None, groups), "")) for groups in _HREF.findall(self.html)]
-        found += _URL.findall(self.text)
+        html, text = self.html[: 4 * MAX_WORDS], self.text[: 4 * MAX_WORDS]
+        found = [_without_references(next(filter(None, groups), "")) for groups in _HREF.findall(html)]
+        found += _URL.findall(text)
         return list(dict.fromkeys(each.strip() for each in found if ":" in each))[:MAX_LINKS]
 
     def find(self, number: str) -> MimePart | None:

@@ -68,7 +68,9 @@ class CapturedPages:
         }
         there = [view for view in VIEWS if not absent.get(view)]
         view = visitor.given("view") if visitor.given("view") in there else there[0]
-        shown = {"text": parts.text, "source": octets.decode("utf-8", "replace")}.get(view, "")
+        shown = {"text": parts.text, "source": octets[: 4 * MAX_SHOWN + 4].decode("utf-8", "replace")}.get(
+            view, ""
+        )
         return await visitor.page(
             "captured_message.html",
             mail=summary,
