@@ -3,7 +3,7 @@
 import asyncio
 import gc
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from random import Random
 
 import pytest
@@ -429,6 +429,19 @@ def test_no_more_turns_are_asked_for_than_deliveries_wait() -> None:
     turns.pending -= 1
     assert wanted == [turns]
     assert not turns.unused()
+
+
+class Unsummed(dict[Hashable, int]):
+    values = None  # type: ignore[assignment]
+
+
+def test_the_demand_of_thousands_of_destinations_is_not_summed_for_each() -> None:
+    turns, clock, _ = lone("600/1m")
+    turns._waiting = Unsummed()
+    for line, waiting in (("a", 2), ("b", 3), ("a", 1), ("b", 0), ("c", 0)):
+        turns.expect(line, waiting)
+    assert turns.due > clock.monotonic()
+    assert turns._demand == 1
 
 
 def test_what_is_not_needed_any_more_goes_back_while_others_can_use_it() -> None:

@@ -132,6 +132,7 @@ class LeasedTurns:
         self._grace = min(limits.leased_grace(each) for each in (rate, zone_rate) if each is not None)
         self._turns: list[float] = []
         self._waiting: dict[Hashable, int] = {}
+        self._demand = 0
         self._unused: list[float] = []
         self._watching: dict[Callable[[], None], bool] = {}
         """The waiters for a turn. The value is true for a further turn of a batch, which `pending` no longer
@@ -151,6 +152,8 @@ class LeasedTurns:
 
     def expect(self, destination: Hashable, waiting: int) -> None:
         """Record that `waiting` deliveries of a destination are waiting for a send time."""
+        # A sum over thousands of destinations that share a zone's rate would be computed for each of them.
+        self._demand += waiting - self._waiting.get(destination, 0)
         if waiting:
             self._waiting[destination] = waiting
         else:
@@ -260,10 +263,6 @@ class LeasedTurns:
         """The number of started batches that have not used a send time yet, or that wait for another one."""
         return self.pending + sum(self._watching.values())
 
-    @property
-    def _demand(self) -> int:
-        return sum(self._waiting.values())
-
     def _window(self, number: int) -> tuple[float, float]:
         return self.bounds.window(self._turns[number], self._grace)
 
@@ -298,6 +297,7 @@ class LeasedTurns:
             if not self._started:
                 # The expected deliveries have not come.
                 self._waiting.clear()
+                self._demand = 0
 
 
 KEEP = 2.0
