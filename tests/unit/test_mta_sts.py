@@ -443,6 +443,14 @@ async def test_a_fetch_ends_whatever_the_server_does(stage: Stage, monkeypatch: 
     assert (await stage.look_up()).problem == "no answer within 0.01 s"
 
 
+async def test_a_failure_does_not_count_longer_after_the_clock_was_set_back(stage: Stage) -> None:
+    stage.domain.answer = WebError("down")
+    assert (await stage.look_up()).problem == "down"
+    stage.domain.answer = page(text())
+    stage.clock.step(-DAY)
+    assert id_of(await stage.look_up()) == "1"
+
+
 async def test_a_fetch_that_had_to_wait_has_not_failed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sts_policies, "FETCH_TIMEOUT", 0.01)
     stage.policies._slots = asyncio.Semaphore(0)

@@ -69,6 +69,14 @@ def test_an_old_route_is_looked_up_again() -> None:
     assert queue.window.waiting == 0
 
 
+def test_a_route_from_before_the_clock_was_set_back_is_looked_up_again() -> None:
+    queue = make()
+    queue.add([number(1)], NOW)
+    resolve(queue, "old")
+    assert queue.next_work(NOW - 3600) is None
+    assert queue.look_ups.take() == ["example.com"]
+
+
 def test_a_busy_line_does_not_prolong_the_routes_of_its_domains() -> None:
     queue = make()
     queue.add([number(1, "a@one.example")], NOW)

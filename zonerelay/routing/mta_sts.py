@@ -355,8 +355,8 @@ class StsPolicies:
             return PolicyLookup(None, expires, f"TXT of the domain: {answer.status}")
         if not announced:
             return PolicyLookup(None, expires)
-        failure = self._failures.get(announced)
-        if failure is not None and failure.expires > now:
+        failure = self._failure(announced)
+        if failure is not None:
             return PolicyLookup(None, min(expires, failure.expires), failure.problem)
         return PolicyLookup(None, min(expires, now + PENDING_LIFE), "its policy is still being fetched")
 
@@ -367,8 +367,7 @@ class StsPolicies:
         task = self._fetching.get(domain)
         if task is not None:
             return task
-        failure = self._failures.get(domain)
-        if failure is not None and failure.expires > self.clock.now():
+        if self._failure(domain) is not None:
             return None
         task = asyncio.get_running_loop().create_task(self._fetch(zone, domain, policy_id))
         self._fetching[domain] = task
@@ -422,6 +421,11 @@ class StsPolicies:
         if not ips:
             raise WebError(f"{host} resolves to private addresses only, which the zone does not allow")
         return ips
+
+    def _failure(self, domain: str) -> PolicyLookup | None:
+        """Return the failure of a recent fetch, unless the clock was set back since."""
+        failure, now = self._failures.get(domain), self.clock.now()
+        return failure if failure is not None and now < failure.expires <= now + RETRY_AFTER else None
 
     def _failed(self, domain: str, problem: str) -> None:
         self._failures[domain] = PolicyLookup(None, self.clock.now() + RETRY_AFTER, problem)

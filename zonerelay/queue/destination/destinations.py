@@ -574,7 +574,8 @@ class Destination(DestinationQueue):
 
     __slots__ = (
         "active", "before", "begun", "counted", "is_queued", "is_slow", "key", "label", "limits",
-        "minute_ends", "most_domains", "pace", "route", "site", "stands_as", "suspension", "usable_until",
+        "minute_ends", "most_domains", "pace", "route", "site", "stands_as", "suspension", "usable_since",
+        "usable_until",
     )  # fmt: skip
 
     def __init__(self, route: Route, site: Site, settings: RetrySettings, *, apart: bool = False) -> None:
@@ -598,7 +599,7 @@ class Destination(DestinationQueue):
         (RFC 9422).
         """
         self.suspension = Suspension(settings)
-        self.usable_until = 0.0
+        self.usable_since = self.usable_until = 0.0
 
     @property
     def standing(self) -> Standing:
@@ -609,12 +610,17 @@ class Destination(DestinationQueue):
     def renew(self, route: Route, zone: ZoneSettings, rates: Rates, now: float) -> None:
         """Replace the destination's route."""
         self.route = route
+        self.usable_since = now
         until = max(route.expires, now + ROUTE_MIN_USE)
         # The look-up of one domain must not prolong the route of another, which may require TLS by tomorrow.
         self.usable_until = min(until, self.usable_until) if self.domains else until
         self.limits: DestinationLimits = route.limits_in(zone)
         self.site.changed()
         self.pace: Pace | None = rates.pace(route.site, self.key, self.limits.max_rate)
+
+    def is_usable(self, now: float) -> bool:
+        """Return whether the route has not expired. If the clock was set back, it counts as expired."""
+        return self.usable_since <= now < self.usable_until
 
     def begins(self, tick: float) -> None:
         """Count a transaction that starts now."""

@@ -241,7 +241,7 @@ class ZonePlan:
         `finished`. `tick` is a reading of a monotonic clock.
         """
         while (destination := self.round_robin.next(now, tick)) is not None:
-            if destination.usable_until > now:
+            if destination.is_usable(now):
                 return self._start(destination, now, tick)
             self._reroute(destination, now)
         return None
@@ -254,7 +254,7 @@ class ZonePlan:
             return None
         destination = work.destination
         used = work.used + work.seconds if work.number > 1 else 0.0
-        if used >= VISIT_SECONDS or destination.usable_until <= now:
+        if used >= VISIT_SECONDS or not destination.is_usable(now):
             return None
         if not self.round_robin.goes_on(destination, now, tick):
             return None
