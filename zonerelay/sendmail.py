@@ -195,7 +195,7 @@ def _sender(text: str, domain: str) -> str:
 
 
 def _verify(settings: dict[str, object], sender: str, recipients: Sequence[str]) -> int:
-    """Run -bv: query the relay about each recipient, and send nothing."""
+    """Run -bv: check each recipient with the relay, and send nothing."""
     if not recipients:
         raise SendmailError(*_no_recipients(has_arguments=False, reads_header=False))
     status = OK
@@ -316,9 +316,7 @@ def _domain(settings: dict[str, object]) -> str:
 
 
 def _settings() -> dict[str, object]:
-    """Return the relay's configuration, or an empty one if this user may not read it, because its defaults
-    may suffice.
-    """
+    """Return the relay's configuration, or an empty one if this user may not read it."""
     for path in (os.environ.get("ZONERELAY_CONFIG"), *CONFIGS):
         try:
             if path:

@@ -41,7 +41,7 @@ _BACKLOG = 64
 
 
 class AdminError(Exception):
-    """The HTTP server of the admin address cannot be started. The text explains what to do."""
+    """The HTTP server cannot be started on the `[admin]` address. The text explains what to do."""
 
 
 class _Server(Protocol):

@@ -171,7 +171,9 @@ class HttpServer:
             _abort(handler)
 
     def _alive(self) -> list[Connection]:
-        """Return the open connections, oldest first, and forget the closed ones."""
+        """Return the open connections, oldest first, and remove closed ones from the operators'
+        connections.
+        """
         assert self._runner.server is not None
         alive = self._runner.server.connections
         self._operators = {each: self._operators[each] for each in alive if each in self._operators}
@@ -318,7 +320,7 @@ def _abort(handler: Connection) -> None:
 
 
 def _watch(handler: Connection, before: int) -> None:
-    """Abort the connection if the client has not read any pending output since the last check."""
+    """Abort the connection if the client has read none of the waiting output since the last check."""
     if handler.transport is None:
         return
     unread = handler.transport.get_write_buffer_size()

@@ -68,7 +68,7 @@ class ReleaseError(Exception):
 
 
 class CapturedMail:
-    """Accesses captured mail for the page and for Mailpit's API. The store is opened at the first query."""
+    """The captured mail, as the page and Mailpit's API access it. The store is opened at the first query."""
 
     def __init__(self, operators: Operators) -> None:
         self._operators = operators

@@ -71,8 +71,8 @@ async def _watch(is_valid: Callable[[], bool], scope: asyncio.Timeout) -> None:
 
 @dataclass(eq=False, repr=False)
 class Access:
-    """Authenticates HTTP clients. The first failure of a client in each window is logged, and the one that
-    exceeds the limit.
+    """Authenticates HTTP clients by their API tokens, and limits failed attempts. The first failure of a
+    client in each window is logged, and the one that exceeds the limit.
     """
 
     identities: Identities
@@ -122,7 +122,7 @@ def require(token: Token, *scopes: Scope) -> None:
 
 
 def require_private(visit: RequestIdentity) -> None:
-    """Raise ApiError if a token would cross a network in clear text."""
+    """Raise ApiError if the client would send a token over a network in clear text."""
     if not visit.private:
         text = "remote clients must send tokens over TLS, or through a trusted proxy"
         raise ApiError(403, "clear_text", text)

@@ -1,5 +1,5 @@
-"""Serves `/v1/` to the users of this machine who may connect to the control socket. Its peer credentials
-authenticate them.
+"""Serves `/v1/` on the control socket to the users of this machine who may connect to it. Its peer
+credentials authenticate them.
 
 root, the relay's own user and users whose primary group is the relay's group get the scope `operate`. The log
 has the name of the user, with the name of the login user if that is another one. A connection without a

@@ -108,7 +108,7 @@ _MEMBER = re.compile(r"field `(\w+)`\Z")
 
 
 def pointer_to(*names: str) -> str:
-    """Return the JSON pointer (RFC 6901) to a member."""
+    """Return the JSON pointer (RFC 6901) to a member of a document."""
     return "".join(f"/{each.replace('~', '~0').replace('/', '~1')}" for each in names)
 
 
@@ -122,8 +122,8 @@ def texts_in(value: object, pointer: str = "") -> Iterator[tuple[str, str]]:
 
 
 def decoded(data: bytes | bytearray, of: Any, what: str) -> Any:
-    """Return the JSON document as a value of this type. Raise ApiError if it is invalid, or if a member
-    occurs twice, because readers would use different ones.
+    """Decode a JSON document as a value of this type. Raise ApiError if it is invalid, or if a member occurs
+    twice, because readers would use different ones.
     """
     try:
         try:

@@ -15,7 +15,7 @@ MAX_BEHAVIOURS = 1000
 
 
 class ChaosTrigger(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """A trigger that rejects a command at random. `probability` is a percentage."""
+    """A trigger that makes the sandbox reject a command at random. `probability` is a percentage."""
 
     error_code: Annotated[int, msgspec.Meta(ge=400, le=599)] = 451
     probability: Annotated[int, msgspec.Meta(ge=0, le=100)] = 0
@@ -34,8 +34,8 @@ class FaultError(Exception):
 
 
 class InjectedFaults:
-    """The failures that tests have requested from the sandbox. `is_known` returns whether a scripted reply of
-    that name exists.
+    """The simulated failures that tests have requested from the sandbox. `is_known` returns whether a
+    scripted reply of that name exists.
     """
 
     def __init__(self, is_known: Callable[[str], bool]) -> None:

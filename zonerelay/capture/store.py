@@ -129,8 +129,8 @@ def open_capture(settings: Settings, now: Callable[[], float]) -> "Capture":
 
 @dataclass(eq=False, repr=False)
 class Capture:
-    """Stores captured mail. `guard` is the free space in bytes below which no message is stored; 0 means no
-    limit.
+    """The store of captured mail, an SQLite database. `guard` is the free space in bytes below which no
+    message is stored; 0 means no limit.
     """
 
     file: Path
@@ -199,7 +199,7 @@ class Capture:
         database.execute("DELETE FROM mail WHERE at < ?", (self.now() - self.keep,))
 
     def expire(self) -> None:
-        """Delete messages that are older than `keep`. Raise CaptureError if that fails."""
+        """Delete captured messages that are older than `keep`. Raise CaptureError if that fails."""
         if self.file.exists():
             with self._writing() as database:
                 self._forget_old(database)
@@ -243,8 +243,8 @@ class Capture:
     def read(
         self, message_id: str, *, mark: bool = True, query: str = "", tz: str = ""
     ) -> tuple[CaptureRow, bytes] | None:
-        """Return the message, or `None` if it does not exist; `LATEST` is the newest one that the query
-        finds. With `mark`, mark it as read.
+        """Return a captured message, or `None` if it does not exist; `LATEST` is the newest one that the
+        query finds. With `mark`, mark it as read.
 
         Raise SearchError or CaptureError if that fails.
         """
@@ -264,7 +264,7 @@ class Capture:
         return _summary(row[:-1]), row[-1]
 
     def tag(self, tags: Sequence[str], ids: Sequence[str]) -> None:
-        """Replace the tags of these messages. Raise CaptureError if that fails."""
+        """Replace the tags of these captured messages. Raise CaptureError if that fails."""
         self._change("UPDATE mail SET tags = ?", (_encode(list(dict.fromkeys(tags))),), ids, "", "")
 
     def rename_tag(self, old: str, new: str) -> int:
@@ -411,7 +411,7 @@ _FLAGS = {
 
 
 class SearchError(ValueError):
-    """The text is not a valid search; the error says what to write."""
+    """The text is not a valid search; the message explains the syntax."""
 
 
 def condition(query: str, tz: str = "") -> tuple[str, list[object]]:

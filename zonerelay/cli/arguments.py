@@ -177,7 +177,7 @@ def _tcp_address(text: str) -> str:
 
 
 class Command(msgspec.Struct):
-    """A command of the command line, with its options. `run` names a function of a module below
+    """A command of `zonerelay`, with its function and its options. `run` names a function of a module below
     `zonerelay.cli`. If `help` is "", the command is an operation.
     """
 
@@ -202,7 +202,7 @@ class Command(msgspec.Struct):
         return self
 
     def flag(self, name: str, text: str, **options: Any) -> Command:
-        """Add a flag. Only one flag of a `group` may be given."""
+        """Add an option without a value. Only one flag of a `group` may be given."""
         self.arguments.append((name, {"action": "store_true", "help": text, **options}))
         return self
 

@@ -88,7 +88,7 @@ def _check_declared(settings: Settings, report: Report) -> None:
 
 
 def _entries(settings: Settings, name: str) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield the tables of this name, each with its path."""
+    """Yield each table of this name in the settings, with its path."""
     found = getattr(settings, name)
     if name in REPEATED:
         yield from (((name, at), entry) for at, entry in enumerate(found))

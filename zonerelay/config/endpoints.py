@@ -166,8 +166,8 @@ def _unix(path: str) -> ListenAddress:
 
 
 def _split(text: str) -> tuple[str, str | None]:
-    """Return the host (with brackets if it has any) and the port. A bare IPv6 address is a host without a
-    port.
+    """Split a text into the host (with brackets if it has any) and the port. A bare IPv6 address is a host
+    without a port.
     """
     if _address(text) is not None:
         return text, None

@@ -152,7 +152,9 @@ def _joined(path: Path, data: Mapping[Path, bytes] | None = None) -> Report:
 
 
 def _parsed(text: str, source: str, report: Report | None = None, name: str = "") -> Report:
-    """Parse a file and add it to those before it. Raise ConfigError if it is not TOML."""
+    """Parse a TOML file, and add it to the report of the files before it. Raise ConfigError if it is not
+    TOML.
+    """
     try:
         document = tomllib.loads(text)
         lines = line_numbers(text)

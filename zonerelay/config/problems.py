@@ -1,4 +1,4 @@
-"""Collects the problems of a configuration, each with its key and its line, and formats texts for them.
+"""Collects the problems in a configuration, each with its key and its line, and formats texts for them.
 
 A `Report` collects problems while the file is read and checked. Nothing stops at the first problem, because
 an operator who corrects a file wants to see all of them.
@@ -140,8 +140,8 @@ class Report:
         self._problems: dict[KeyPath, ConfigProblem] = {}
 
     def add(self, document: Mapping[str, object], lines: Mapping[KeyPath, int], file: str) -> None:
-        """Add the content of a file: repeated tables are joined, and values that are given twice are
-        refused. `file` is its name in problems, or "" if there is only one file.
+        """Add the content of a file to the document: repeated tables are joined, and values that occur twice
+        are refused. `file` is its name in problems, or "" if there is only one file.
         """
         twice: set[KeyPath] = set()
         moved: dict[str | int, int] = {}
@@ -211,7 +211,7 @@ class Report:
 
     @property
     def problems(self) -> tuple[ConfigProblem, ...]:
-        """The problems, in the order of the files."""
+        """The problems of all keys, in the order of the files and lines."""
         files = list(dict.fromkeys(self._files.values()))
         by_file = {file: number for number, file in enumerate(files)}
         order = sorted(self._problems.values(), key=lambda each: (each.line, each.path))

@@ -1,5 +1,5 @@
-"""Defines the settings of the whole configuration file. The classes in `tables`, one frozen class for each
-TOML table, are exported here.
+"""Defines the settings that the whole configuration file is converted to. The classes in `tables`, one frozen
+class for each TOML table, are exported here.
 
 Other packages import the names of all tables from this module, which republishes what the modules of `tables`
 define (the one use that PEP 8 has for wildcard imports). The loader, the error messages and the reference

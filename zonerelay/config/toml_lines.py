@@ -29,7 +29,9 @@ def line_numbers(document: str) -> dict[KeyPath, int]:
 
 
 class _Scanner:
-    """Scans one TOML document for the lines of its keys. `_at` is the position of the next token."""
+    """A scanner that finds the line of each key in one TOML document. `_at` is the position of the next
+    token.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -105,9 +107,7 @@ class _Scanner:
             position += 1
 
     def _closed_by(self, bracket: str) -> bool:
-        """Skip blanks and a comma before the next item and return False, or skip the bracket and return
-        True.
-        """
+        """Skip to the next item of a list and return False, or skip the closing bracket and return True."""
         self._skip(_BLANK)
         if self._text[self._at] == ",":
             self._at += 1

@@ -36,7 +36,7 @@ class Rate(msgspec.Struct, frozen=True):
 
     @property
     def interval(self) -> float:
-        """The interval in seconds if events are evenly distributed."""
+        """The interval in seconds between events that are evenly distributed."""
         return self.seconds / self.count
 
     def __str__(self) -> str:

@@ -92,8 +92,8 @@ class OperatorActs:
         return await verbs.reroute(wanted, rerouting, **run)
 
     async def undo(self, request: requests.Undo, call: OperationCall, progress: VerbProgress) -> ChangeResult:
-        """Undo a change. Raise NotFoundError if the journal does not have it, ControlError if it cannot be
-        undone, and StoreError if the store fails.
+        """Undo an earlier change to the queue. Raise NotFoundError if the journal does not have it,
+        ControlError if it cannot be undone, and StoreError if the store fails.
         """
         try:
             undone = await self._journal.find(request.undoes)

@@ -55,8 +55,8 @@ class ControlClient:
         self._timeout = timeout
 
     def stream(self, request: msgspec.Struct) -> Iterator[Frame]:
-        """Yield every frame of the answer as it arrives, `EndFrame` last. Raise ControlError if the
-        request fails.
+        """Send a request, and yield every frame of the response as it arrives, `EndFrame` last. Raise
+        ControlError if the request fails.
         """
         try:
             method, target, body = written(request)
@@ -153,8 +153,8 @@ class ControlClient:
 
 
 def written(request: msgspec.Struct) -> tuple[str, str, bytes | None]:
-    """Return the method, the target and the body of a request. Raise UnicodeEncodeError if it is not valid
-    text.
+    """Return the HTTP method, the target and the body of a request. Raise UnicodeEncodeError if it is not
+    valid text.
     """
     operation = operation_of(request)
     given = msgspec.to_builtins(request)

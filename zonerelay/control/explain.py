@@ -106,7 +106,7 @@ def _signatures(
 
 
 def _forwarded(sender: str, srs: Srs | None, now: float) -> str:
-    """Return the sender as SRS rewrites it, or "" if it is unchanged."""
+    """Return the sender as SRS would rewrite it, or "" if it stays unchanged."""
     if srs is None or not sender:
         return ""
     try:
@@ -345,7 +345,9 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
     def _sources(
         self, zone: ZoneSettings, site: route.SiteKey | None, sender: str
     ) -> list[answers.SourcePlan]:
-        """Return the sources of the zone for mail of this sender ("" if it is unknown) to these hosts."""
+        """Return the zone's sources with their shares, for mail of this sender ("" if unknown) to these
+        hosts.
+        """
         plans = []
         for each in self.selection.statuses(zone, site, sender) if zone.sources else ():
             source, penalty = each.source, each.penalty

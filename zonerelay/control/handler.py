@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 
 class Bodies(msgspec.Struct, frozen=True):
-    """Reads message bodies for operators. `zone` returns the settings of a configured zone. `read` is called
-    with the message, the zone ("" for the stored body) and the operator.
+    """The message bodies that operators read with `queue cat`. `zone` returns the settings of a configured
+    zone. `read` is called with the message, the zone ("" for the stored body) and the operator.
     """
 
     store: Store

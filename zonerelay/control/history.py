@@ -40,9 +40,10 @@ _PSEUDONYM = re.compile(r"u-[a-z2-7]{13}@d-[a-z2-7]{13}")
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a search, in chronological order. `more` means that there are older entries. `gaps` are
-    the times that the history does not cover. `refused_more` is the number of refusals that were counted but
-    not stored. `other_machines` means that other relays share the queue and were not searched.
+    """The result of a search in the history, in chronological order. `more` means that there are older
+    entries. `gaps` are the times that the history does not cover. `refused_more` is the number of refusals
+    that were counted but not stored. `other_machines` means that other relays share the queue and were not
+    searched.
     """
 
     found: tuple[HistoryEntry, ...]
@@ -126,7 +127,9 @@ class HistorySearch(msgspec.Struct, frozen=True):
         return await ask(self.time_line, message_id, known)
 
     def search(self, wanted: HistoryFind) -> SearchResult:
-        """Search the history. Raise UnsearchableError if that is not possible or takes too long."""
+        """Search the history of all workers. Raise UnsearchableError if that is not possible or takes too
+        long.
+        """
         texts = {each: getattr(wanted, each) for each in ("sender", "recipient", "client", "user")}
         try:
             with self._open(self.longest or LONGEST_COMMAND) as histories:

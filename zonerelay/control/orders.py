@@ -26,7 +26,9 @@ LOOK = 1.0
 
 
 class OrderAnswers(msgspec.Struct, frozen=True):
-    """Handles requests about suspensions and hold rules. `zones` returns the names of configured zones."""
+    """Handles operators' requests about suspensions and hold rules. `zones` returns the names of configured
+    zones.
+    """
 
     orders: Orders
     operations: Operations
@@ -40,8 +42,8 @@ class OrderAnswers(msgspec.Struct, frozen=True):
         return self.rows()
 
     async def suspend(self, request: Suspend, call: OperationCall) -> answers.OrderResult:
-        """Suspend or hold mail. Raise InvalidError, OrdersError if the file cannot be changed, and StoreError
-        if the store fails.
+        """Add a suspension or hold rule. Raise InvalidError, OrdersError if the file cannot be changed, and
+        StoreError if the store fails.
         """
         self._check(request)
         now = call.at or self.operations.clock.now()

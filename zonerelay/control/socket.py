@@ -60,7 +60,7 @@ def bind(path: Path) -> socket.socket:
 
 
 def refuse_live(path: Path) -> None:
-    """Raise ControlError if a relay answers at the socket."""
+    """Raise ControlError if a relay responds at the socket."""
     if path.is_socket() and answers(path):
         raise errors.AnotherRelayError(
             f"another relay is listening at {path}; stop it, or set another [admin] socket for this one"
@@ -121,7 +121,9 @@ def limits_socket_path(settings: Settings) -> Path:
 
 
 def relay_socket_path(settings: Settings) -> Path:
-    """Return the path of the socket on which a supervisor answers its workers for the whole relay."""
+    """Return the path of the socket on which a supervisor handles requests of its workers for the whole
+    relay.
+    """
     return control_socket_path(settings, 0).with_name(RELAY_NAME)
 
 
@@ -245,7 +247,7 @@ async def frames(path: Path, call: OperationCall, *, silence: float = SILENCE) -
 
 
 async def _next_frames(reader: asyncio.StreamReader, lines: LineSplitter, silence: float) -> list[Frame]:
-    """Return the frames that have arrived, after waiting for more. Raise NoResponseError if none come."""
+    """Wait for more bytes, and return the frames that are complete. Raise NoResponseError if none come."""
     try:
         async with asyncio.timeout(silence):
             piece = await reader.read(_PIECE)

@@ -1,4 +1,4 @@
-"""Live streams for operators: the events of a worker as they happen, and transcripts of its sessions.
+"""Live streams for operators: the events of a worker as they happen, and the transcripts of its sessions.
 
 A slow reader loses what does not fit in its buffer, and receives the number of lost entries; mail never waits
 for a reader.
@@ -47,7 +47,7 @@ class LiveStreams:
         self._followers = 0
 
     async def tail(self, request: Tail, answer: ResponseStream) -> EndFrame:
-        """Stream events until the client disconnects. Raise BusyError if there are too many streams,
+        """Stream mail events until the client disconnects. Raise BusyError if there are too many streams,
         InvalidError if the filter is not valid.
         """
         if self._followers >= MAX_FOLLOWERS:
@@ -204,5 +204,5 @@ class _TailFilter:
 
 
 def _mailbox(text: Callable[[str], str], *commands: str) -> tuple[str, ...]:
-    """Return the field `mailbox` if the refused command is one of `commands`."""
+    """Return the name of the field `mailbox` if the event is the refusal of one of these `commands`."""
     return ("mailbox",) if text("command") in commands else ()

@@ -96,7 +96,7 @@ class HistoryRecord(msgspec.Struct, frozen=True):
 
 
 class SentMessage(msgspec.Struct, frozen=True):
-    """An accepted message and its outcomes."""
+    """An accepted message with the outcomes for its recipients."""
 
     accepted: HistoryRecord
     entries: list[HistoryEntry]
@@ -119,8 +119,9 @@ def _records(events: str) -> list[HistoryRecord]:
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
-    """A search in the history. All given conditions must match. `any` is an address, a Message-ID, a message
-    id, a user or a client. Texts match parts of a field, ignoring case; times are Unix seconds.
+    """The conditions of a search in the history. All given conditions must match. `any` is an address, a
+    Message-ID, a message id, a user or a client. Texts match parts of a field, ignoring case; times are Unix
+    seconds.
     """
 
     any: SearchForms | None = None
@@ -183,7 +184,7 @@ def _names(wanted: str, *names: str) -> bool:
 
 
 class _HistoryFile(msgspec.Struct):
-    """One history file that is open for reading."""
+    """The history file of one worker, open for reading."""
 
     worker: int
     database: sqlite3.Connection
@@ -210,7 +211,9 @@ def _by_message(records: Iterable[HistoryRecord]) -> Mapping[str, list[HistoryRe
 
 @dataclass(slots=True)
 class Histories:
-    """Reads all history files of a directory; a context manager. `now` is the Unix time."""
+    """The history files of all workers in a directory, open for reading; a context manager. `now` is the Unix
+    time.
+    """
 
     directory: Path
     redactor: Redactor | None
@@ -279,7 +282,7 @@ class Histories:
         return sorted(found, key=lambda record: record.at)
 
     def sent(self, query: Query, limit: int) -> list[SentMessage]:
-        """Return the newest messages that match, at most `limit`, the newest first."""
+        """Return the newest accepted messages that match, at most `limit`, the newest first."""
         found = self._of_each(lambda file: islice(self._sent(file, query), limit))
         return sorted(found, key=lambda each: each.place, reverse=True)[:limit]
 
@@ -525,7 +528,9 @@ def _after(entry: HistoryEntry, record: HistoryRecord) -> HistoryEntry:
 
 
 def steps(records: Iterable[HistoryRecord], message_id: str, users: Mapping[str, str]) -> list[TraceStep]:
-    """Return the timeline of one message, with the names of `users` in place of their pseudonyms."""
+    """Convert the events of one message to its timeline, with the names of `users` in place of their
+    pseudonyms.
+    """
     return [
         TraceStep(each.at, _named(each, message_id), each.text("recipient"), _description(each, users))
         for each in records

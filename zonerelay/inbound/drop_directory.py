@@ -64,7 +64,9 @@ class NoListenerError(Exception):
 
 
 class _WaitingFile(msgspec.Struct):
-    """A dropped file that could not be submitted, or could not be removed after submission (`is_done`)."""
+    """A file in the drop directory that could not be submitted, or could not be removed after submission
+    (`is_done`).
+    """
 
     again: float
     pause: float
@@ -97,8 +99,8 @@ permanent refusal. It raises OSError for a temporary refusal, and NoListenerErro
 
 @dataclass(eq=False, repr=False)
 class DropDirectory:
-    """Submits the files in the drop directory. Call `start` when the listeners accept, and `stop` before they
-    close. `max_size` is the maximum size of a message in bytes.
+    """Submits the files that sendmail(1) has left in the drop directory. Call `start` when the listeners
+    accept, and `stop` before they close. `max_size` is the maximum size of a message in bytes.
     """
 
     directory: InitVar[Path]
@@ -337,7 +339,7 @@ def _set_aside(path: Path, facts: os.stat_result) -> None:
 
 
 def _shown(name: str) -> str:
-    """Return a printable form of the name, which any user can choose and which may not be valid text."""
+    """Return a printable form of a file name, which any user can choose and which may not be valid text."""
     return printable(os.fsencode(name).decode("utf-8", "replace"))
 
 

@@ -162,7 +162,7 @@ _SLICE = 1024 * LINE
 
 
 class Base64Error(ValueError):
-    """The text is not base64. The message names the text, not its value."""
+    """The text is not valid base64. The message names the text, not its value."""
 
 
 class Base64Text:
@@ -214,13 +214,13 @@ class FileContent(Protocol):
     """Interface: the content of an attached file."""
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the bytes, from the beginning at each call. Every piece but the last holds whole lines of
-        base64, of 57 bytes. Raise Base64Error.
+        """Yield the content in chunks; each call starts at the beginning. Every piece but the last holds
+        whole lines of base64, of 57 bytes. Raise Base64Error.
         """
 
 
 class AttachedFile(msgspec.Struct, frozen=True):
-    """An attached file. `content_type` is checked. With a `content_id` the HTML can show it."""
+    """A file to attach to a message. `content_type` is checked. With a `content_id` the HTML can show it."""
 
     name: str
     content_type: str

@@ -221,7 +221,7 @@ class ConversionPlan(msgspec.Struct):
 
 
 class _Entity(msgspec.Struct):
-    """The MIME part that is being parsed. `delimiter` of a multipart: CRLF, `--` and its boundary without the
+    """A MIME part that is being parsed. `delimiter` of a multipart: CRLF, `--` and its boundary without the
     CRLF.
     """
 
@@ -231,7 +231,9 @@ class _Entity(msgspec.Struct):
 
 
 class _PartWalker(ABC):
-    """Visits each part of a message and joins the results of `_header`, `_begin`, `_content` and `_end`."""
+    """Visits each MIME part of a message, and joins the results of `_header`, `_begin`, `_content` and
+    `_end`.
+    """
 
     def __init__(self) -> None:
         self._rest = b""

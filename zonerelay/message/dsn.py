@@ -1,4 +1,4 @@
-"""Composes delivery status notifications: RFC 3464 in an RFC 6522 report, RFC 6533 beyond ASCII.
+"""Composes delivery status notifications (RFC 3464 in an RFC 6522 report; RFC 6533 for non-ASCII addresses).
 
 The result is a whole message with CRLF line ends. Its body is 7-bit, whatever the reports quote
 (encoded where needed), except that an 8-bit message that comes back whole stays unchanged:

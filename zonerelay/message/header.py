@@ -1,4 +1,4 @@
-"""Finds and parses the header section of an arriving message. No I/O.
+"""Finds and parses the header section of a message, and edits its fields. No I/O.
 
 The scanner holds the first bytes of a message until the header is complete, so that our own fields can be
 put in front. Its input comes from `BodyReader`: CRLF line ends only.
@@ -54,8 +54,8 @@ MAX_WORD_UTF8 = 240
 
 
 def one_line(text: str, *, limit: int, ascii_only: bool = False) -> str:
-    """Replace white space and line ends by spaces and unprintable characters by `?`, and limit the length to
-    `limit`.
+    """Convert a text to one line of at most `limit` characters: white space becomes a space, unprintable
+    characters `?`.
     """
     text = " ".join(text[: 4 * limit].split())
     if not text.isprintable() or (ascii_only and not text.isascii()):
@@ -96,7 +96,7 @@ def crlf(data: bytes) -> bytes:
 
 
 def fits_lines(data: bytes) -> bool:
-    """Return whether a body can be sent unencoded: it has no NUL and no overlong line."""
+    """Return whether a body can be sent unencoded, because it has no NUL and no overlong line."""
     return b"\0" not in data and all(len(line) <= MAX_LINE for line in data.split(b"\r\n"))
 
 
@@ -261,7 +261,7 @@ class HeaderScanner:
         self.size, self.header = end, header
 
     def _remove_controls(self) -> None:
-        """Remove control characters and parse again, because the header may now end elsewhere."""
+        """Remove control characters from the header and parse it again, because it may end elsewhere now."""
         held = bytes(self.held)
         if self._begins_well:
             end = held.find(_END, 0, self._max_size)
@@ -323,7 +323,7 @@ def _parsed(block: bytes) -> tuple[Header, bool]:
 
 
 def all_fields(block: bytes) -> Fields:
-    """Return the fields of a header section, whatever its size."""
+    """Return all fields of a header section, without a limit on their size."""
     return tuple(_FIELD.findall(_unfolded(block, _VISIBLE)))
 
 
@@ -485,9 +485,7 @@ def edit_header(
 
 
 def change_fields(block: bytes, names: frozenset[bytes], change: Callable[[bytes], bytes]) -> bytes:
-    """Replace each field with one of these names (in lower case) by the result of `change`, including name
-    and line end.
-    """
+    """Replace each field with one of these names (in lower case) by the result of `change`."""
     found = _NO_HEADER.search(block)
     end = found.end() if found is not None else len(block)
     changed = _fields(names).sub(lambda field: change(field[0]), block[:end])

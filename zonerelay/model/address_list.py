@@ -192,7 +192,7 @@ def _joined(text: str, spans: list[Span], tokens: Span, written: str) -> tuple[s
 
 
 def _name(text: str, begin: int, letters: str, spans: list[Span]) -> str:
-    """Return the display name before the last of the tokens, comments in it included."""
+    """Return the display name, with comments, that precedes the last of these tokens."""
     pieces: list[str] = []
     for letter, (first, end) in zip(letters, spans, strict=False):
         if letter == "q":

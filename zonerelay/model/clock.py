@@ -9,7 +9,9 @@ class Clock(Protocol):
     """Interface: wall-clock time, monotonic time and sleep."""
 
     def now(self) -> float:
-        """Return seconds since the Unix epoch, UTC. May step when an operator sets the clock."""
+        """Return the wall-clock time in seconds since the Unix epoch, UTC. May step when an operator sets the
+        clock.
+        """
 
     def monotonic(self) -> float:
         """Return seconds that never decrease; only differences between two values are meaningful."""

@@ -31,8 +31,9 @@ class QueueKind(enum.StrEnum):
 
 
 class QueueName(NamedTuple):
-    """The name of a queue. `text` is the name as stores, exports and people have it; names order as their
-    texts do. `zone` is the name of the zone that serves the queue, and of the webhook whose events it holds.
+    """The name of a queue, and its parts. `text` is the name as stores, exports and people have it; names
+    order as their texts do. `zone` is the name of the zone that serves the queue, and of the webhook whose
+    events it holds.
     """
 
     text: str
@@ -81,7 +82,7 @@ def webhook_queue(webhook: str) -> QueueName:
 
 
 def bin_of(queue: QueueName) -> QueueName:
-    """Return the name of the queue that holds deliveries dropped from this queue."""
+    """Return the name of the queue for deliveries that were dropped from this queue."""
     return parse_queue(f"{QueueKind.BIN}/{queue.text}")
 
 

@@ -229,18 +229,18 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tags(self) -> list[str]:
-        """Tags that the application has set for searching."""
+        """The tags that the application has set for searching."""
         return [note.removeprefix(TAG) for note in self.trace if note.startswith(TAG)]
 
     @property
     def metadata(self) -> dict[str, str]:
-        """Metadata that the application has set and that is returned to it."""
+        """The metadata that the application has set, which responses and webhook events return."""
         found = (
             note.removeprefix(METADATA).partition("=") for note in self.trace if note.startswith(METADATA)
         )
         return {name: value for name, _, value in found}
 
     def header(self, name: str) -> str:
-        """Return the first value of a header field by case-insensitive name, `""` when absent."""
+        """Return the first value of a header field by its name, ignoring case, or `""` if there is none."""
         wanted = name.lower()
         return next((value for key, value in self.headers if key.lower() == wanted), "")

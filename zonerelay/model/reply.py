@@ -52,7 +52,9 @@ class Reply(msgspec.Struct, frozen=True):
         return self.code >= 500
 
     def encode(self) -> bytes:
-        """Return the reply in wire format, one line per line of text (RFC 5321 4.2.1, RFC 2034 4)."""
+        """Return the reply in wire format, with a line for each line of its text (RFC 5321 4.2.1, RFC 2034
+        4).
+        """
         prefix = f"{self.status} " if self.detail and self.code // 100 != 3 else ""
         lines = self.text.split("\n")
         head = "".join(f"{self.code}-{prefix}{line}\r\n" for line in lines[:-1])

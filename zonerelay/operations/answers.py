@@ -138,9 +138,9 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TlsPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The TLS policy for a host. `because` names its origin: "zone", "destination" or "mta-sts". With `dane`,
-    hosts that have TLSA records must match them. `names` and `certificates` are accepted instead of the
-    host's name.
+    """The TLS requirements for a host. `because` names its origin: "zone", "destination" or "mta-sts". With
+    `dane`, hosts that have TLSA records must match them. `names` and `certificates` are accepted instead of
+    the host's name.
     """
 
     mode: str
@@ -163,8 +163,8 @@ class StsPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RewritePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The rewriting of the `sender` or the `recipient` (`what`). `by` is the rule that rewrites it:
-    `rewrite=2` (rules are counted from 1) or `srs`.
+    """How an address, the `sender` or the `recipient` (`what`), is rewritten. `by` is the rule that rewrites
+    it: `rewrite=2` (rules are counted from 1) or `srs`.
 
     With a `problem`, RCPT would be refused instead.
     """
@@ -346,7 +346,9 @@ class OrderResult(_Frame, frozen=True, kw_only=True, tag="order-given"):
 
 
 class OrdersResult(_Frame, frozen=True, kw_only=True, tag="orders-ended"):
-    """The suspensions and hold rules that were ended, and the number of deliveries released."""
+    """The result of a resume: the suspensions and hold rules that ended, and the number of deliveries
+    released.
+    """
 
     orders: tuple[OrderRow, ...] = ()
     released: int = 0
@@ -380,8 +382,8 @@ class MessageDetail(_Frame, frozen=True, kw_only=True, tag="message"):
 
 
 class MessageBody(_Frame, frozen=True, kw_only=True, tag="body"):
-    """The frame before the chunks of a body, with its `size` in bytes. `zone` is the zone that would send the
-    message in this form, from this `sender`; "" means that the message is as it was received.
+    """The frame before the chunks of a message body, with its `size` in bytes. `zone` is the zone that would
+    send the message in this form, from this `sender`; "" means that the message is as it was received.
     """
 
     message_id: str
@@ -735,7 +737,9 @@ def decode_frame(line: bytes) -> Frame:
 
 
 class LineSplitter:
-    """Splits a stream into lines of at most `MAX_FRAME` bytes. It holds the one that is not complete."""
+    """Splits a stream of bytes into lines of at most `MAX_FRAME` bytes. It holds the one that is not
+    complete.
+    """
 
     def __init__(self) -> None:
         self._begun: list[bytes] = []

@@ -1,4 +1,4 @@
-"""The catalogue of all operations, each described once.
+"""The catalogue of all operations, with an entry for each.
 
 A new operation consists of an entry here with its request and reply, a method in `control/handler`, a view in
 `cli/`, and a test.

@@ -55,7 +55,7 @@ class InvalidError(ControlError):
 
 
 class BusyError(ControlError):
-    """Too many requests are being processed."""
+    """Too many requests are being processed, so this one is refused."""
 
     kind = ErrorKind.BUSY
 

@@ -1,4 +1,4 @@
-"""Defines the description of an operation that operators can request.
+"""Defines what the description of an operation consists of.
 
 The worker's handler, the supervisor's merge, HTTP with its OpenAPI document, the forms of the page and the
 command line are derived from these values (see `catalogue`). The module does no I/O and imports nothing

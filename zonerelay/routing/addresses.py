@@ -57,7 +57,7 @@ def organization(name: str) -> str:
 
 
 def is_literal(domain: str) -> bool:
-    """Return whether a text has the form of an address literal, valid or not."""
+    """Return whether a domain begins like an address literal, with a bracket."""
     return domain.startswith("[")
 
 
@@ -186,7 +186,7 @@ def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
 
 
 class OwnAddresses:
-    """Checks whether an address and port is one of our own listeners, because mail sent there would loop."""
+    """The addresses and ports of the relay's own listeners, because mail sent there would loop."""
 
     def __init__(self, listeners: Iterable[ListenAddress] = ()) -> None:
         self._exact: set[tuple[IPAddress, int]] = set()

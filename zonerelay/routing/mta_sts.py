@@ -177,8 +177,8 @@ _NO_POLICY = (OSError, ValueError, RecursionError)
 
 
 def policy_directory(settings: Settings) -> Path:
-    """Return the directory next to the spool, which all workers of a relay share. It is created with the
-    first policy.
+    """Return the directory for MTA-STS policies next to the spool, which all workers of a relay share. It is
+    created with the first policy.
     """
     return settings.spool.path.parent / DIRECTORY
 
@@ -214,7 +214,7 @@ class StsFiles:
         return found[:limit], problems
 
     def save(self, held: CachedPolicy) -> None:
-        """Write a policy to disk. Raise OSError."""
+        """Write a policy to its file. Raise OSError."""
         if not self._writable:
             return
         durable.make_directory(self._directory, mode=0o755)
@@ -282,8 +282,8 @@ class FetchPolicy(Protocol):
 
 
 class PolicyLookup(msgspec.Struct, frozen=True):
-    """The result of a policy lookup. `held` is the active policy. `expires` is the Unix time of the next
-    look-up.
+    """The result of looking up the MTA-STS policy of a domain. `held` is the active policy. `expires` is the
+    Unix time of the next look-up.
 
     Without a policy, `problem` is the reason if the domain may have one that could not be fetched.
     """
@@ -295,7 +295,9 @@ class PolicyLookup(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False, repr=False)
 class StsPolicies:
-    """Looks up, fetches and caches MTA-STS policies. `files` has those that survive a restart."""
+    """The MTA-STS policies of recipient domains, which are looked up, fetched and cached. `files` has those
+    that survive a restart.
+    """
 
     names: Resolver
     events: Events

@@ -43,8 +43,8 @@ def build(settings: Settings, clock: Clock, *, token: str = "") -> tuple[Sandbox
 
 
 class CapturingSink:
-    """The sandbox's receiver, which stores the relay's mail in the capture store. It listens on loopback
-    after `start`, and handles its connections.
+    """The sandbox's receiver, which accepts the relay's mail and captures it. It listens on loopback after
+    `start`, and handles its connections.
     """
 
     def __init__(self, capture: Capture, clock: Clock) -> None:
@@ -154,7 +154,7 @@ class ChaosPolicy(Policy):
 async def log_in(
     _server: object, _session: Session, _envelope: Envelope, _mechanism: str, _data: object
 ) -> AuthResult:
-    """Accept every user name and password, unless chaos refuses them."""
+    """Accept every user name and password, unless a chaos trigger rejects the login."""
     trigger = _FAULTS.chaos.authentication
     if not _FAULTS.strikes(trigger):
         return AuthResult(success=True)

@@ -101,8 +101,8 @@ def facts_of(message: Message) -> BodyFacts:
 
 
 class MessageDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """The JSON description of an exported message, with the names of queues as text. `format` is read first,
-    so that a newer format is refused with a clear message. `zonerelay` is the release that wrote it.
+    """The JSON description of an exported message; the names of queues are texts. `format` is read first, so
+    that a newer format is refused with a clear message. `zonerelay` is the release that wrote it.
     """
 
     format: int

@@ -109,8 +109,8 @@ class MigrationJournal:
     """
 
     def __init__(self, path: Path, source: str, target: str) -> None:
-        """Open the journal. `source` and `target` are the locations of the two queues: a journal of other
-        queues is refused.
+        """Open or create the journal. `source` and `target` are the locations of the two queues: a journal of
+        other queues is refused.
         """
         self.path = path
         self.is_over = False
@@ -153,7 +153,7 @@ class MigrationJournal:
             self._commit()
 
     def is_finished(self, spool: int) -> bool:
-        """Return whether all moves that were begun are complete."""
+        """Return whether all moves from this spool are complete."""
         found = "SELECT 1 FROM message WHERE spool = ? AND phase < ? LIMIT 1"
         with self._translated():
             return self._database.execute(found, (spool, MovePhase.AWAKE)).fetchone() is None

@@ -185,7 +185,7 @@ class WebhookCourier:
         self._task = self._task or asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """Stop; the remaining events stay in the spool, for the next courier or the next start."""
+        """Stop posting; the remaining events stay in the spool, for the next courier or the next start."""
         task, self._task = self._task, None
         await cancel_all(task)
         await self._posts.cancel()

@@ -64,9 +64,9 @@ class EndpointResponse(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False, repr=False)
 class Endpoint:
-    """Posts events to the endpoint of a webhook. `read_keys` is called before each post and returns the
-    signing keys, the newest first, because a secret may have been replaced. It blocks, and raises ValueError
-    if a key cannot be read.
+    """The HTTP endpoint of a webhook, to which events are posted. `read_keys` is called before each post and
+    returns the signing keys, the newest first, because a secret may have been replaced. It blocks, and raises
+    ValueError if a key cannot be read.
     """
 
     settings: WebhookSettings
@@ -102,7 +102,7 @@ class Endpoint:
         )
 
     def _wait(self, text: str) -> float:
-        """Parse Retry-After (RFC 9110, section 10.2.3): seconds, or a date."""
+        """Parse the field Retry-After (RFC 9110, section 10.2.3): seconds, or a date."""
         try:
             found = (
                 float(text)

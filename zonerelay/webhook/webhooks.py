@@ -383,9 +383,7 @@ def _labels(message: Message, redact: Redactor) -> dict[str, object]:
 
 
 def _shown_id(header_id: str, redact: Redactor) -> str:
-    """Return a Message-ID as in its header field, or its pseudonym; the history may already contain the
-    pseudonym.
-    """
+    """Return a Message-ID as in its header field, or its pseudonym, which the history may already contain."""
     if not header_id or header_id.startswith("u-"):
         return header_id
     shown = redact.message_id(header_id)[:LONGEST]
@@ -393,7 +391,7 @@ def _shown_id(header_id: str, redact: Redactor) -> str:
 
 
 def _hidden(redact: Redactor, key: str, value: str) -> str:
-    """Return the pseudonym of a value, because the history may contain plain addresses."""
+    """Return the pseudonym of a value in the history, which may be a plain address or a pseudonym already."""
     if value == "<>" or value.startswith(("u-", "c-")):
         return value
     if key == "user":

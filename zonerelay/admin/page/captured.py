@@ -25,7 +25,7 @@ VIEWS = ("html", "text", "source", "headers", "attachments", "links")
 
 
 class CapturedPages:
-    """Serves the pages of captured mail."""
+    """The pages for captured mail."""
 
     def __init__(self, operators: Operators) -> None:
         self.mail = CapturedMail(operators)

@@ -1,4 +1,4 @@
-"""Parses the filter that an operator types on the page. No I/O.
+"""Parses the text that an operator types as a filter on the page. No I/O.
 
     from:@example.org to:bob@example.com reply:"4.7.28" age:>1h zone:bulk state:held priority:high id:ID
 

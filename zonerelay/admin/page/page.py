@@ -65,7 +65,7 @@ _FAILURES: dict[type[Exception], tuple[int, str]] = {
 
 
 class PageRoutes:
-    """Serves the operators' page."""
+    """The routes of the operators' page, and their request handlers."""
 
     def __init__(self, operators: Operators) -> None:
         self._operators = operators

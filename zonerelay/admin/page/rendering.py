@@ -1,4 +1,5 @@
-"""Renders the templates. Only this module imports Jinja, and it is loaded for the first page.
+"""Renders the templates of the operators' page. Only this module imports Jinja, and it is loaded for the
+first page.
 
 All external values pass through `shown`: autoescape makes their markup harmless, `printable` makes control
 characters, escape sequences and bidirectional controls visible, and `<bdi>` isolates their writing direction.

@@ -79,7 +79,7 @@ class Sessions:
         self._begun = 0
 
     def begin(self, token: Token, address: str) -> str:
-        """Begin a session, and return the secret for the cookie."""
+        """Begin a login session, and return the secret for its cookie."""
         self._expire()
         if len(self._sessions) >= MAX_SESSIONS:
             counts = Counter(each.token.name for each in self._sessions.values())
@@ -91,8 +91,8 @@ class Sessions:
         return secret
 
     def find(self, secret: str, *, by_itself: bool) -> PageSession | None:
-        """Return the open session of a cookie, or None. With `by_itself`, the page sent the request without
-        the operator; this does not extend the session.
+        """Return the open login session of a cookie, or None. With `by_itself`, the page sent the request
+        without the operator; this does not extend the session.
         """
         self._expire()
         session = self._sessions.get(_hashed(secret))
@@ -101,7 +101,7 @@ class Sessions:
         return session
 
     def open(self) -> list[PageSession]:
-        """Return the sessions of all operators, the most recently used first."""
+        """Return the open sessions of all operators, the most recently used first."""
         self._expire()
         return sorted(self._sessions.values(), key=lambda each: -each.used)
 
@@ -122,7 +122,7 @@ def _hashed(secret: str) -> bytes:
 
 
 class PageError(Exception):
-    """The page cannot be shown. The text is for the operator."""
+    """A request to the page cannot be answered, so an error page is shown. The text is for the operator."""
 
     def __init__(self, status: int, heading: str, text: str) -> None:
         super().__init__(text)

@@ -110,7 +110,9 @@ class JsonBody:
     """
 
     def __init__(self, limit: int, spool: Path) -> None:
-        """Create a parser. The temporary file is created in the directory that contains the spool."""
+        """Create a parser for one body. The temporary file is created in the directory that contains the
+        spool.
+        """
         self._limit = limit
         self._spool = spool
         self._file: BinaryIO | None = None
@@ -178,7 +180,7 @@ class JsonBody:
         return len(data)
 
     def begin_file(self) -> None:
-        """Start a file; `add` appends data to it until `end_file`. No string may be incomplete."""
+        """Begin a file, to which `add` appends data until `end_file`. No string may be incomplete."""
         self._begun = self._written + len(self._waiting)
 
     def add(self, piece: bytes) -> None:

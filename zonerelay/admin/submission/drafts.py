@@ -145,7 +145,7 @@ BAD_KEY = "an idempotency key must consist of 1 to 255 visible ASCII characters"
 
 
 class FieldErrors:
-    """Collects the errors of all fields of a request."""
+    """Collects the errors in all fields of a request."""
 
     def __init__(self) -> None:
         self._found: list[FieldError] = []

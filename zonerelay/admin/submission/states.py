@@ -44,8 +44,8 @@ class MessageState(msgspec.Struct, frozen=True, kw_only=True):
 class MessageSearch(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """A search for messages; all given conditions must match. Times are Unix seconds. `state` is the state of
-    at least one recipient. `cursor` is `next` of the previous page.
+    """The parameters of a search for messages; all given conditions must match. Times are Unix seconds.
+    `state` is the state of at least one recipient. `cursor` is `next` of the previous page.
     """
 
     tag: str = ""

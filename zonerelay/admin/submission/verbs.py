@@ -181,7 +181,7 @@ async def _pieces(call: ApiCall, origin: SubmissionOrigin) -> AsyncIterator[byte
 
 
 class BodyRead:
-    """Awaits the next bytes of a body, within the client's time limits. Raises ApiError if the client is too
+    """Reads the next bytes of a body, within the client's time limits. Raises ApiError if the client is too
     slow.
     """
 
@@ -223,7 +223,7 @@ def _problems_for(call: ApiCall) -> Iterator[None]:
 
 
 def _is_short(call: ApiCall) -> bool:
-    """Return whether the body has at most `LONG` bytes. aiohttp decompresses one with a Content-Encoding."""
+    """Return whether the body has at most `LONG` bytes and is not compressed."""
     length = call.request.content_length
     return length is not None and length <= LONG and "Content-Encoding" not in call.request.headers
 
@@ -287,7 +287,7 @@ def _well_formed() -> Iterator[None]:
 
 
 async def _parts(call: ApiCall, read: BodyRead) -> AsyncIterator[tuple[str, str, BodyPartReader]]:
-    """Yield each part with its name and the name of its file."""
+    """Yield each part of a form, with the name of its field and of its file."""
     with _well_formed():
         reader = await call.request.multipart()
     while True:
@@ -316,8 +316,8 @@ async def _octets(part: BodyPartReader, read: BodyRead) -> AsyncIterator[bytes]:
 
 
 async def _run(size: int, work: Callable[..., T], /, *args: Any, **more: Any) -> T:
-    """Process the bytes on the event loop if there are few, otherwise in a thread. A megabyte of short
-    strings takes a second.
+    """Call a function for `size` bytes: on the event loop if they are few, otherwise in a thread. A megabyte
+    of short strings takes a second.
     """
     return await BODIES.run(work, *args, **more) if size > SMALL else work(*args, **more)
 
@@ -437,7 +437,9 @@ _RETRY_AFTER = {429: 60.0, 503: 10.0}
 
 
 def problem_of(refused: Rejection, pointers: Mapping[Mailbox, str]) -> ApiError:
-    """Return the problem with the fields that caused it. `pointers` has the fields of the recipients."""
+    """Return the error response for a rejected submission, with the fields that caused it. `pointers` has the
+    fields of the recipients.
+    """
     reply = refused.reply
     status, code = _status_of(refused)
     errors = [
@@ -517,7 +519,7 @@ _BCC = re.compile(
 
 
 async def _strict_lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the message with CRLF line ends, also at its end. Files on Unix have LF only."""
+    """Yield the message with CRLF line ends, including one at its end. Files on Unix have LF only."""
     rest = piece = b""
     async for piece in pieces:
         data = rest + piece

@@ -101,7 +101,7 @@ def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Fact]]:
 
 
 def _terms_facts(found: Explanation) -> Iterator[tuple[str, output.Fact]]:
-    """Yield the TLS requirement and its origin, if that is not the zone."""
+    """Yield the TLS requirement and its origin, unless it is the zone's."""
     if found.destination:
         yield "destination", f"{found.destination} of the configuration (counted from 0)"
     yield "tls", f"{found.tls}: {_TLS.get(found.tls, '')}"

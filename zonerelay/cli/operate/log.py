@@ -108,7 +108,7 @@ def known_addresses(settings: Settings, found: Iterable[HistoryEntry]) -> list[s
 
 @contextlib.contextmanager
 def left_queue(config: Path | None, message_id: str) -> Iterator[None]:
-    """Add to a NotFoundError the outcome of the message according to the history."""
+    """Add the message's outcome from the history to a NotFoundError that the block raises."""
     try:
         yield
     except NotFoundError:

@@ -426,13 +426,13 @@ def _tell_ended(ended: answers.OrdersResult) -> None:
 
 
 def what_of(order: answers.OrderRow) -> str:
-    """Return a description of the suspension or hold rule."""
+    """Return a description of a suspension or hold rule."""
     doing = "holds" if order.effect == "hold" else "rejects and suspends" if order.refuse else "suspends"
     return f"{doing} {text.clean(order.about)}{' with its clock stopped' if order.stop_clock else ''}"
 
 
 def order_line(order: answers.OrderRow, now: float) -> Text:
-    """Return a one-line description of the suspension or hold rule."""
+    """Return a one-line description of a suspension or hold rule, with its times."""
     end = "" if order.until is None else f" until {text.when(order.until)}"
     line = f"{order.id} by {order.who}, {text.span(now - order.since)} ago{end}: "
     return Text(f"{line}{what_of(order)} ({order.reason})", style="yellow")

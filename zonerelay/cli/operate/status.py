@@ -51,7 +51,7 @@ def status(arguments: Namespace) -> int:
 
 
 def _watch(client: ControlClient, config: Path | None, *, is_all: bool) -> int:
-    """Draw the status again every few seconds until the user presses q or Ctrl-C; restore the screen then.
+    """Print the status every few seconds until the user presses q or Ctrl-C, and restore the screen then.
     Raise CliError if there is no terminal.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):

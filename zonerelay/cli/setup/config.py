@@ -58,9 +58,7 @@ def check_config(arguments: Namespace) -> int:
 
 
 def run(path: Path) -> int:
-    """Check a configuration without changing anything: no directory is created, no socket is opened, and only
-    the machine's own name is resolved.
-    """
+    """Check a configuration without changing anything: no directory is created and no socket is opened."""
     try:
         settings, report = read(path)
         hostname = resolve_hostname(settings, socket.getfqdn)

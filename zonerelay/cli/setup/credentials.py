@@ -330,7 +330,7 @@ def _advise(path: Path, *, made: bool) -> None:
 
 
 def _service_can_read(found: os.stat_result) -> bool | None:
-    """Return whether the relay's user can read the file; `None` if the machine does not have this user."""
+    """Return whether the relay's user can read the file, or `None` if the machine does not have this user."""
     try:
         service = pwd.getpwnam(SERVICE_USER)
     except KeyError:

@@ -91,9 +91,9 @@ def save(settings: Settings, target: Path) -> CopiedFiles:
 
 
 def restore(settings: Settings, source: Path) -> CopiedFiles:
-    """Copy the files back from a backup. An existing file with the same name and other content is renamed.
-    Existing suspensions and key registers stay valid, in addition to those of the backup. Raise OSError,
-    OrdersError or TransferError if that fails.
+    """Copy the files next to the spool back from a backup. An existing file with the same name and other
+    content is renamed. Existing suspensions and key registers stay valid, in addition to those of the backup.
+    Raise OSError, OrdersError or TransferError if that fails.
     """
     stamp = time.strftime("%Y%m%dT%H%M%S")
     carried = CopiedFiles()
@@ -129,7 +129,9 @@ def bring_along(source: Settings, target: Settings, carried: CopiedFiles, *, rec
 
 
 def check(settings: Settings, findings: Findings) -> None:
-    """Read every file, and every page of each database. Add the problems to the findings."""
+    """Check that every file next to the spool, and every page of its databases, can be read. Add the problems
+    to the findings.
+    """
     for _, path in files_of(settings):
         for file in _files(path):
             if problem := _problem_in(file):

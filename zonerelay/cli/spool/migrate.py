@@ -192,7 +192,7 @@ def _patience(settings: Settings) -> float:
 
 
 class _MigrationRun:
-    """One run of `spool migrate`."""
+    """One run of the command `spool migrate`."""
 
     def __init__(self, source: Settings, target: Settings, journal: MigrationJournal) -> None:
         self._source = source

@@ -94,7 +94,7 @@ def console(stream: TextIO | None = None) -> Console:
 
 @dataclass(frozen=True)
 class ByWidth:
-    """Shows one of two views, which depends on the width of the terminal."""
+    """A view that is wide or narrow, depending on the width of the terminal."""
 
     least: int
     wide: Callable[[], RenderableType]

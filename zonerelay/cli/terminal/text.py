@@ -17,7 +17,7 @@ def turn(then: float, ready: int, seconds: float, now: float) -> str:
 
 
 def when(then: float) -> str:
-    """Return a point in time in the local time zone, with its offset."""
+    """Format a point in time in the local time zone, with its UTC offset."""
     return datetime.fromtimestamp(then).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")
 
 
@@ -27,19 +27,19 @@ def age(seconds: float) -> str:
 
 
 def amount(quota: str, number: int) -> str:
-    """Return the number with the unit of a quota such as `octets_per_day`."""
+    """Format a number with the unit of a quota such as `octets_per_day`."""
     return size(number) if quota.startswith("octets") else f"{number:,}"
 
 
 def short(count: int) -> str:
-    """Return a number in at most five characters: `9,999`, `12k`, `1.2M`."""
+    """Format a number in at most five characters: `9,999`, `12k`, `1.2M`."""
     if count < 10_000:
         return f"{count:,}"
     return f"{count // 1000}k" if count < 1_000_000 else f"{count / 1_000_000:.1f}M"
 
 
 def path(sender: str | None) -> str:
-    """Return a sender, with `<>` for the null sender and `?` if its message could not be read."""
+    """Format a sender, with `<>` for the null sender and `?` if its message could not be read."""
     if sender is None:
         return "?"
     return clean(sender) or "<>"
@@ -51,12 +51,10 @@ def words(*parts: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Return untrusted text without characters that could control a terminal."""
+    """Remove characters that could control a terminal from untrusted text."""
     return printable(text)
 
 
 def clean_lines(text: str) -> str:
-    """Return untrusted text of several lines without characters that could control a terminal, except line
-    ends.
-    """
+    """Remove characters that could control a terminal, except line ends, from untrusted text."""
     return "\n".join(clean(line) for line in text.split("\n"))

@@ -213,8 +213,8 @@ def refuse_too_large(path: Path, text: str, most: int | None = None) -> None:
 
 
 def replace_file(path: Path, text: str, *, like: Path | None = None) -> None:
-    """Replace the file atomically. Raise OSError, or CredentialsError if its owner would change. A new file
-    gets owner and mode of the file that it is `like`.
+    """Replace the content of a file atomically. Raise OSError, or CredentialsError if its owner would change.
+    A new file gets owner and mode of the file that it is `like`.
     """
     model = path if like is None or path.exists() else like
     durable.write(path, text.encode(), dress=lambda descriptor: _dress(descriptor, model))

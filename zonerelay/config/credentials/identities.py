@@ -54,8 +54,8 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     user: str = ""
 
     def may(self, scope: Scope) -> bool:
-        """Return whether the token has a scope. `operate` includes `read`; `submit` is for submission
-        only.
+        """Return whether the token permits requests of this scope. `operate` includes `read`; `submit` is for
+        submission only.
         """
         return self.scope == scope or (self.scope, scope) == ("operate", "read")
 
@@ -104,8 +104,8 @@ class Identities:
         return None if found is None or 0 < found.expires <= self._now() else found
 
     def named(self, name: str) -> Token | None:
-        """Return the token with that name while it is valid. A session or stream ends when the result is not
-        equal to the token that began it.
+        """Return the API token with this name while it is valid, or None. A session or stream ends when the
+        result is not equal to the token that began it.
 
         Raise IdentitiesError if the file is unusable.
         """
@@ -145,8 +145,8 @@ def read_token_file(path: Path) -> Token:
 
 
 def read(path: Path) -> tuple[Token, ...]:
-    """Return the tokens of the file, or none if it does not exist. Raise IdentitiesError if it is
-    unusable.
+    """Read the API tokens from their file, or return none if the file does not exist. Raise IdentitiesError
+    if it is unusable.
     """
     try:
         with path.open("rb") as file:

@@ -66,5 +66,5 @@ def secret_path(reference: str, environment: Mapping[str, str]) -> Path | None:
 
 
 def is_public(path: Path) -> bool:
-    """Return whether other users of the machine may read the file. Raise OSError on failure."""
+    """Return whether every user of the machine may read the file. Raise OSError on failure."""
     return bool(stat.S_IMODE(path.stat().st_mode) & 0o007)

@@ -1,4 +1,4 @@
-"""Converts one TOML value to one setting.
+"""Converts TOML values to the values of options.
 
 Each reader receives the value from tomllib, and the option with its bounds. It raises ValueError with a text
 that names what it expected, with an example. Readers see one value; `tables` and `checks.py` compare several
@@ -28,12 +28,12 @@ Form = Callable[[str], object]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """The type, the limits and the choices of an option. `read` is one of the readers below. `least` and
-    `most` are the bounds of numbers, `form` is the parser of a text, and `choices` are the valid words.
-    `optional` also permits 0 or "", meaning none.
-    `several`: the option is a list of such values. `word` stands for the special value `meaning`. `required`:
-    an entry must have it. `needs` is another option of the table without which this one has no effect, or
-    the value that the other must have: `tls = "verify"`.
+    """The declaration of an option: its type, its limits and its choices. `read` is one of the readers below.
+    `least` and `most` are the bounds of numbers, `form` is the parser of a text, and `choices` are the valid
+    words. `optional` also permits 0 or "", meaning none. `several`: the option is a list of such values.
+    `word` stands for the special value `meaning`. `required`: an entry must have it. `needs` is another
+    option of the table without which this one has no effect, or the value that the other must have: `tls =
+    "verify"`.
     """
 
     read: "Callable[[object, Option], object]"

@@ -54,7 +54,7 @@ def count(default: int, *, least: int = 1, most: int = 1_000_000, optional: bool
 
 
 def workers(default: int) -> int:
-    """Declare the number of workers. The value of "auto" is `AUTO`."""
+    """Declare the option for the number of workers. The value of "auto" is `AUTO`."""
     return _field(default, Option(convert.count, 1, MAX_WORKERS, word="auto", meaning=convert.AUTO))
 
 
@@ -114,7 +114,7 @@ def optional_path(needs: str = "") -> Path | None:
 
 
 def paths() -> tuple[Path, ...]:
-    """Declare a list of paths. A single path needs no brackets."""
+    """Declare an option that is a list of paths. A single path needs no brackets."""
     return _field((), Option(convert.path, several=True))
 
 
@@ -123,7 +123,7 @@ def rate() -> Rate | None:
 
 
 def date() -> float:
-    """Declare a date. Its value is Unix time, or 0.0 if none is given."""
+    """Declare an option that is a date. Its value is Unix time, or 0.0 if none is given."""
     return _field(0.0, Option(convert.date, optional=True))
 
 

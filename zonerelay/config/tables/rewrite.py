@@ -172,7 +172,7 @@ def read_key_file(path: Path) -> bytes:
 
 
 def _is_name(domain: str) -> bool:
-    """Return whether this is a domain without wildcards. Non-ASCII names are converted and checked with the
+    """Return whether a domain pattern has no wildcard. Non-ASCII names are converted and checked with the
     keys.
     """
     return is_domain(domain) if domain.isascii() else "*" not in domain

@@ -244,8 +244,9 @@ class LoginKind(enum.StrEnum):
 
 
 class LoginResult(msgspec.Struct, frozen=True):
-    """The result of a login. `user` is set if it is OK. `detail` is for the operator and is never sent to the
-    client. `refusal` is set if the password is right but the user's limits do not permit the login.
+    """The result of checking a login. `user` is set if it is OK. `detail` is for the operator and is never
+    sent to the client. `refusal` is set if the password is right but the user's limits do not permit the
+    login.
     """
 
     kind: LoginKind
@@ -294,9 +295,10 @@ class FailedLogin(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Users(msgspec.Struct, frozen=True):
-    """The users of the credentials file. `nobodys_hash` is checked for users that do not exist, and is as
-    expensive as the hashes of the others. Remembered passwords are bound to the hash in the file: they become
-    useless when a user is changed or deleted, and stay valid for the other users.
+    """The users of the credentials file, as the authenticator needs them. `nobodys_hash` is checked for users
+    that do not exist, and is as expensive as the hashes of the others. Remembered passwords are bound to the
+    hash in the file: they become useless when a user is changed or deleted, and stay valid for the other
+    users.
     """
 
     named: Mapping[str, User]
@@ -318,8 +320,8 @@ def _account(name: str) -> bytes:
 
 @dataclass(eq=False, repr=False)
 class Authenticator:
-    """Checks logins on one event loop. `secret` is the key of the remembered passwords and must not outlive
-    the process.
+    """Checks the logins of clients on one event loop. `secret` is the key of the remembered passwords and
+    must not outlive the process.
     """
 
     settings: InitVar[AuthSettings]

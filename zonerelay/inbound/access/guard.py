@@ -181,7 +181,7 @@ class Guard:
         yield from filter(None, (self.problem, self._uncounted))
 
     async def rails_of(self, user: str) -> UserLimits | None:
-        """Return the limits of a user, or None if they cannot be read."""
+        """Read the limits of a user, or return None if they cannot be read."""
         await self._file.refresh()
         return self._of(user)
 
@@ -217,7 +217,7 @@ class Guard:
         return usage if isinstance(usage, Refusal) else Allowance(user, rails, usage)
 
     async def log_in_refusal(self, user: str, client_address: str) -> Refusal | None:
-        """Return why a user who knows the password may not log in, or None."""
+        """Return the refusal of a user who has the right password but may not log in, or None."""
         rails = await self.rails_of(user)
         return UNREADABLE if rails is None else bar(rails, client_address, self._clock.now())
 

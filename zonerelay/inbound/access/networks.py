@@ -111,7 +111,8 @@ MAX_REMEMBERED = 1024
 
 
 class Client(msgspec.Struct, frozen=True, gc=False):
-    """A connected client and its networks. `address` is `""` on a Unix socket, and if the address is unknown.
+    """A connected client, and what its address permits. `address` is `""` on a Unix socket, and if the
+    address is unknown.
 
     `proxies`: the client must begin with a PROXY header. `may_xclient`: it may name another by XCLIENT.
     """
@@ -124,7 +125,7 @@ class Client(msgspec.Struct, frozen=True, gc=False):
 
 
 class AccessPolicy:
-    """Decides what clients are allowed to do by their address, and caches the decisions."""
+    """Decides from clients' addresses what they may do, and caches the decisions."""
 
     def __init__(self, settings: ListenerSettings) -> None:
         self._networks = networks_of(settings.allow_networks)

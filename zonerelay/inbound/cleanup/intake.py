@@ -98,7 +98,7 @@ def is_key(text: str) -> bool:
 
 
 def message_id_in(fields: Fields) -> str:
-    """Return the Message-ID, or an empty string unless there is exactly one."""
+    """Return the value of the Message-ID field, or an empty string unless there is exactly one."""
     found = [value.strip() for name, value in fields if name.lower() == "message-id"]
     return found[0] if len(found) == 1 else ""
 

@@ -65,13 +65,13 @@ class SubmittingClient:
         self._after_verdict: AfterVerdict | None = None
 
     def reset(self) -> None:
-        """End the mail transaction. The client stays known (RFC 5321 4.1.1.5)."""
+        """End the mail transaction, as RSET does. The client stays known (RFC 5321 4.1.1.5)."""
         if self.transaction is not None:
             self.context.memory.used -= self.transaction.cost
             self.transaction = None
 
     def connect(self) -> ServerReply:
-        """Call the policy with the new client, if the policy handles connections."""
+        """Return the greeting for a new client, after calling the policy if it handles connections."""
         if Connect not in self.context.asked:
             return self.context.greeting.banner
         return self.ask(Connect(client=self.client_state.info), self._connect_decided)
@@ -109,7 +109,7 @@ class SubmittingClient:
         mailbox: Mailbox | None = None,
         detail: str = "",
     ) -> ServerReply:
-        """Log a refusal, count it in the metrics, and return it."""
+        """Log and count a refusal, and return it."""
         if answer.reason is not None:
             self.context.events.refused(
                 self.client_state.origin,
@@ -140,7 +140,7 @@ class SubmittingClient:
         return self.refuse(replies.decided(reply, verdict.reason), command, mailbox=mailbox)
 
     def refuse_content(self, intake: Intake, answer: ServerReply, command: str) -> None:
-        """Log the refusal of a message whose envelope was accepted, and count it."""
+        """Log and count the refusal of a message whose envelope was accepted."""
         about, detail = intake.envelope, intake.detail
         self.refuse(answer, command, message_id=about.id, mailbox=about.sender, detail=detail)
 
@@ -455,8 +455,8 @@ def _is_for_later(transaction: MailTransaction, refusal: Refusal) -> bool:
 
 
 def _is_route(mailbox: Mailbox, hostname: str) -> bool:
-    """Return whether `user%domain@relay` is a source route: its domain is our own. Elsewhere, % has no
-    meaning.
+    """Return whether an address `user%domain@relay` is a source route: its domain is the relay's own.
+    Elsewhere, % has no meaning.
     """
     local, _, domain = mailbox.rpartition("@")
     return domain.lower() == hostname.lower() and "%" in local.strip("%") and not local.startswith('"')

@@ -50,7 +50,9 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubmittedEnvelope(msgspec.Struct, frozen=True):
-    """The sender with the parameters of MAIL, and the recipients with those of RCPT, each once."""
+    """The envelope of a submission: the sender with the parameters of MAIL, and the recipients with those of
+    RCPT.
+    """
 
     mail: MailCommand
     recipients: Sequence[Recipient]
@@ -185,7 +187,7 @@ class _Submitting(SubmittingClient):
         self._has_room()
 
     def abort(self) -> None:
-        """Abort the submission, unless the message has been received completely."""
+        """Abort the submission, unless its message has been received completely."""
         if self._intake is None or not self._intake.complete:
             self.task.cancel()
 

@@ -64,7 +64,7 @@ _NUMBERS = re.compile(r"[0-9]+")
 
 
 class Bursts:
-    """Counts the recent recipients of each sender in the slow zones of one worker, across all listeners."""
+    """Counters of each sender's recent recipients in slow zones, for one worker and all its listeners."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Bursts:
         """The recent recipients of each sender in a zone, and their time."""
 
     def is_over(self, envelope: Envelope, deliveries: Sequence[Delivery]) -> bool:
-        """Count the new deliveries of a message, and return whether its sender is over the limit."""
+        """Count a message's new deliveries, and return whether its sender exceeds the limit."""
         now = self._clock.monotonic()
         if now >= self._look_at:
             self._look(now)
@@ -202,7 +202,7 @@ _MOST = FREE + 2 * MAX_ERROR_DELAY / STEP
 
 
 class ErrorDelays:
-    """Delays the replies to clients that cause errors."""
+    """The delays of replies to clients that cause errors."""
 
     def __init__(self) -> None:
         # Errors, and their time.

@@ -58,8 +58,8 @@ class LargeBodies:
         self._timer: asyncio.TimerHandle | None = None
 
     def may_read(self, reader: BodyReceiver, size: int) -> bool:
-        """Return whether the reader may continue; otherwise it must wait for `resume_reading`. `size` bytes
-        of a large body have arrived.
+        """Return whether the session may read more of its body; otherwise it waits for `resume_reading`.
+        `size` bytes of a large body have arrived.
         """
         if size < FAST:
             self.leave(reader)
@@ -124,12 +124,12 @@ class MemoryHolder(Protocol):
         """
 
     def shed(self) -> None:
-        """End this session, so that it uses no memory."""
+        """End this session to free its memory."""
 
 
 class SessionMemory:
-    """Limits the memory that all sessions of a worker use. Sessions change `used` (bytes) themselves;
-    `holders` are the open sessions.
+    """The memory that all sessions of a worker use, with its limit. Sessions change `used` (bytes)
+    themselves; `holders` are the open sessions.
     """
 
     __slots__ = ("_limit", "_tight", "holders", "used")

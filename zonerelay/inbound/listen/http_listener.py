@@ -235,7 +235,7 @@ submits its mail.
 
 
 class HttpListener(AnyListener[HttpConnection]):
-    """Accepts connections for an HTTP [[listener]]."""
+    """An HTTP [[listener]], which accepts connections."""
 
     def __init__(
         self, context: ListenerContext, inherited: InheritedSockets = NOTHING, *, open_http: OpenHttp

@@ -28,7 +28,7 @@ TALKING = 1.0
 
 
 class AnyListener(ABC, Generic[S]):
-    """Accepts connections for a [[listener]]."""
+    """The base class of listeners, which accept connections for a [[listener]]."""
 
     def __init__(self, context: ListenerContext, inherited: InheritedSockets = NOTHING) -> None:
         self.context = context
@@ -115,7 +115,7 @@ class AnyListener(ABC, Generic[S]):
 
 
 class Listener(AnyListener[Session]):
-    """Accepts connections for an SMTP [[listener]]."""
+    """An SMTP [[listener]], which accepts connections."""
 
     def _protocol(self) -> asyncio.Protocol:
         return Session(self.context, self._admission, asyncio.get_running_loop())

@@ -63,8 +63,8 @@ SomeListener = AnyListener[Any]  # Any: the kind of its connections
 
 
 class ListenerRules(msgspec.Struct, frozen=True):
-    """The access and rewrite rules of all listeners, or None if none are configured. They are built in
-    advance, because many rules take a while.
+    """The access and rewrite rules that apply to all listeners, each None if not configured. They are built
+    in advance, because many rules take a while.
     """
 
     access: AccessRules | None
@@ -164,7 +164,7 @@ class Listeners:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Problems that an operator should look at, one sentence each."""
+        """Problems of the listeners that need an operator's attention, one sentence each."""
         found = [each for certificates in self._in_use() for each in certificates.problems]
         if self._users is not None and self._users.problem:
             found.append(self._users.problem)

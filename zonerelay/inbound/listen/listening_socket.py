@@ -82,9 +82,9 @@ AT_ONCE = 100
 
 
 class SiblingSockets:
-    """Accepts clients at the sockets of other workers. `session` makes the protocol of a connection, as for
-    the worker's own socket. `spare` are the sockets of workers that no longer exist; their clients are
-    accepted immediately.
+    """The listening sockets of other workers, at which this worker accepts clients, too. `session` makes the
+    protocol of a connection, as for the worker's own socket. `spare` are the sockets of workers that no
+    longer exist; their clients are accepted immediately.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`submit` over a Unix socket: the HTTP server of one process submits mail to a worker in another.
+"""The submission socket: over it, the HTTP server of one process submits mail to a worker in another process.
 
 One connection carries one call, in frames: a length of four bytes, then that many bytes. The worker first
 sends an empty frame to show that it is ready. The client sends the call as one frame of MessagePack. If the
@@ -70,7 +70,7 @@ class SubmitSocket:
         self._serving = Tasks()
 
     async def start(self, bound: socket.socket) -> None:
-        """Listen on a bound Unix socket."""
+        """Start to accept submissions on a bound Unix socket."""
         self._path = Path(bound.getsockname())
         self._server = await asyncio.start_unix_server(
             lambda reader, writer: self._serving.start(self._serve(reader, writer)), sock=bound

@@ -1,4 +1,4 @@
-"""An operator's own code in the SMTP session: the interface for writing a policy, and the code that runs it.
+"""An operator's own policy in the SMTP session: the interface for writing it, and the code that runs it.
 
 These names are the public interface of docs/send/policy.md and do not change. `api` declares them; `runner`
 imports the operator's class, and calls it in dedicated threads, within a time limit. Code written

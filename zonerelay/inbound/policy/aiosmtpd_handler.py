@@ -89,7 +89,7 @@ class Server:
 
 
 class _Dialog:
-    """aiosmtpd's Session and Envelope objects for one client. `busy` is true while a hook uses them."""
+    """The Session and Envelope objects of aiosmtpd for one client. `busy` is true while a hook uses them."""
 
     def __init__(self) -> None:
         self.session = Session(_loop())
@@ -110,7 +110,7 @@ class _Dialog:
         session._login_data = client.user or None  # type: ignore[assignment]  # aiosmtpd's setter warns
 
     def fill(self, recipients: Mapping[str, Recipient], mail: MailCommand) -> Envelope:
-        """Return the envelope of this transaction, updated from the relay's state."""
+        """Return the aiosmtpd Envelope of this transaction, updated from the relay's state."""
         if recipients is not self.recipients:
             self.envelope, self.recipients = Envelope(), recipients
             self.envelope.mail_options = _options(mail.size, mail.body, mail.smtputf8)

@@ -44,8 +44,8 @@ _VALUE = re.compile(r"[ -~\t]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientInfo:
-    """The client of a session, as shown to a policy. `""` (0 for the port) means that a value is not yet
-    known or does not apply.
+    """The information about a session's client that a policy gets. `""` (0 for the port) means that a value
+    is not yet known or does not apply.
 
     `address` is `""` on a Unix socket. `tls` is the version, such as "TLSv1.3"; `certificate` is the SHA-256
     fingerprint of the client's certificate in hexadecimal; `listener` is the listener's address as
@@ -218,7 +218,7 @@ def refuse(code: int, detail: str, text: str) -> Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyContext:
-    """The argument of a policy's constructor. `file` is the listener's policy_file."""
+    """The argument that a policy's constructor gets. `file` is the listener's policy_file."""
 
     listener: str = ""
     hostname: str = ""

@@ -102,7 +102,7 @@ _log = logging.getLogger(__name__)
 
 
 class LoopThread:
-    """An event loop that runs in a dedicated daemon thread."""
+    """A daemon thread that runs an event loop."""
 
     def __init__(self, name: str) -> None:
         self._name = name

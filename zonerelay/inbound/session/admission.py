@@ -81,7 +81,9 @@ class Admission(ConnectionLimits, Generic[S]):
             self._empty.set_result(None)
 
     async def emptied(self, timeout: float | None) -> bool:
-        """Wait until no session is left. Return False if that takes longer than `timeout` seconds."""
+        """Wait until the listener has no session. Return False if that takes longer than `timeout`
+        seconds.
+        """
         if not self.sessions:
             return True
         self._empty = asyncio.get_running_loop().create_future()

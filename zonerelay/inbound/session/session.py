@@ -180,7 +180,9 @@ class Session(asyncio.Protocol):
     # The listener calls the following methods.
 
     def drain(self) -> None:
-        """Finish the current mail transaction, then close. Without one, close immediately with 421."""
+        """Finish the current mail transaction, and close the session. Without one, close immediately with
+        421.
+        """
         self.phase = max(self.phase, SessionPhase.DRAINING)
         self._leave_if_done()
 
@@ -383,7 +385,7 @@ class Session(asyncio.Protocol):
         return replies.LOCAL_ERROR
 
     def _reply(self, octets: bytes, last: ServerReply) -> None:
-        """Write replies, and start the action that the last of them requires."""
+        """Write replies, and start the action that follows the last of them."""
         self.deadlines.answered(self.loop.time(), self.conversation.transaction)
         intake = self.intake
         if intake is not None and intake.transaction is not self.conversation.transaction:
@@ -543,7 +545,7 @@ class Session(asyncio.Protocol):
         self.say_goodbye(answer)
 
     def _abort_body(self) -> None:
-        """Abort an incomplete message, because the connection is closed."""
+        """Discard an incomplete message, because the connection is closed."""
         intake = self.intake
         if intake is None or intake.complete:
             return

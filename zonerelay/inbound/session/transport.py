@@ -152,11 +152,15 @@ class Connection(Protocol):
         """End the connection, because the client has announced the end of its data in TLS (close_notify)."""
 
     def say_goodbye(self, answer: ServerReply, *, detail: str = "") -> None:
-        """End the connection, because it cannot be used any more. `detail` is for the operator."""
+        """End the connection with this reply, because it cannot be used any more. `detail` is for the
+        operator.
+        """
 
 
 class Transport:
-    """The byte stream of a connection, after PROXY header and TLS. `secured` is set after a TLS handshake."""
+    """The byte stream of a connection behind the PROXY header and TLS. `secured` is set after a TLS
+    handshake.
+    """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport: asyncio.Transport | None = transport

@@ -1,4 +1,4 @@
-"""The state that the commands of a session share, without I/O: listener context, client, transaction.
+"""The state that the commands of a session share, without I/O: context, client and transaction.
 
 `replies` defines every reply of the server; `context` also handles the checks that must be awaited before a
 reply.

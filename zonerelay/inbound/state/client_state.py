@@ -1,4 +1,4 @@
-"""The known facts about a client (its address, TLS, HELO name and user), and what it may do. No I/O.
+"""The state of a client (its address, TLS, HELO name and user), and what the client may do. No I/O.
 
 `Grants` are the permissions of a client and its EHLO extensions, by its address, its TLS and its
 authentication. There are few combinations of these in a listener, so each is computed once. To relay, a
@@ -190,8 +190,8 @@ class ClientState:
         )
 
     def may_send_as(self, sender: Mailbox) -> bool:
-        """Return whether the client may use this sender. A user with a list of senders may use those, and the
-        null sender for bounces.
+        """Return whether the client may use this sender address. A user with a list of senders may use those,
+        and the null sender for bounces.
         """
         if not self.is_bound or sender == NULL_SENDER:
             return True

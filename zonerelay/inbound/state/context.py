@@ -89,7 +89,7 @@ class Users(Protocol):
 
 
 class AskedPolicy(Protocol):
-    """Interface: calls the operator's policy."""
+    """Interface: calls the operator's policy about events."""
 
     @property
     def asked(self) -> Set[type]: ...
@@ -115,7 +115,7 @@ class AcceptanceReporter(Protocol):
     """Interface: creates messages that report accepted mail to other programs."""
 
     def accepted(self, message: model.Message) -> list[OwnMessage]:
-        """Return the messages to store together with this message."""
+        """Return the messages that report this accepted message, to be stored together with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

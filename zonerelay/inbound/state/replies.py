@@ -1,4 +1,4 @@
-"""Defines every SMTP reply of the server, encoded once.
+"""The SMTP replies of the server, each encoded once.
 
 Each reply except the greeting, the EHLO list and 354 has an enhanced status code (RFC 2034). Texts are
 generic; details for the operator are logged. `counts` marks a client's error, which counts towards
@@ -40,8 +40,8 @@ class NextAction(enum.Enum):
 
 
 class ServerReply(msgspec.Struct, frozen=True):
-    """A reply in wire format. A reply with a `reason` is a refusal, which is logged and counted. The log has
-    `reply`; the client gets `detailed` if that is set.
+    """An SMTP reply of the server in wire format, with the action that follows it. A reply with a `reason` is
+    a refusal, which is logged and counted. The log has `reply`; the client gets `detailed` if that is set.
     """
 
     reply: Reply
@@ -113,7 +113,7 @@ def bad_command(reply: Reply) -> ServerReply:
 
 
 def queued(message_id: MessageId) -> bytes:
-    """Return the reply 250 to an accepted message."""
+    """Return the reply 250 for an accepted message."""
     return f"250 2.0.0 OK queued as {message_id}\r\n".encode()
 
 

@@ -195,7 +195,7 @@ class ZoneHeader(msgspec.Struct, frozen=True):
         return self.networks.match(client_address)
 
     def zone_in(self, fields: Fields) -> str:
-        """Return the value of the first zone header, or an empty string."""
+        """Return the value of the first zone header of a message, or an empty string."""
         return next((value.strip() for name, value in fields if name.lower() == self.name), "")
 
 

@@ -128,7 +128,7 @@ DAILY = 86400.0
 
 
 class CertificateEntry:
-    """A pair of certificate files: the last usable certificate, and the current problem with the files. With
+    """A pair of certificate and key files, with the last usable certificate and the current problem. With
     `ask_certificate`, a usable one is one that pyOpenSSL can use. `pair` is not set before the first.
     """
 

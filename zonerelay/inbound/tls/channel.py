@@ -61,7 +61,7 @@ _ABOUT_OUR_CERTIFICATE = {
 
 
 def first_octet_fault(octet: int) -> str:
-    """Return why a first record that begins with this byte is not TLS, or "" if it may be TLS."""
+    """Return why a connection that begins with this byte is not TLS, or "" if it may be TLS."""
     if octet == _HANDSHAKE_RECORD:
         return ""
     if octet & _SSL2_HELLO:
@@ -88,7 +88,7 @@ def fault_text(reason: str, offered: str) -> str:
 
 
 class TlsFault(Exception):
-    """The handshake failed or a record was invalid, so the connection must be closed. The text is for the
+    """The TLS handshake failed or a record was invalid, so the connection must be closed. The text is for the
     operator.
     """
 
@@ -116,8 +116,8 @@ OUTPUT = 4 * 1024
 
 
 class TlsChannel:
-    """A TLS session without I/O. `closed` (the client has sent close_notify) and `info` (set with the end of
-    the handshake) are for reading.
+    """The TLS session of one client, without I/O. `closed` (the client has sent close_notify) and `info` (set
+    with the end of the handshake) are for reading.
     """
 
     __slots__ = (

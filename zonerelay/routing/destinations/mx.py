@@ -1,4 +1,4 @@
-"""Finds the hosts that accept a domain's mail: RFC 5321 5.1, RFC 7505, or the zone's next hop.
+"""Finds the hosts that accept a domain's mail, according to RFC 5321 5.1, RFC 7505 or the zone's next hop.
 
 Mail bounces only if the domain's own DNS is definite: MX, A and AAAA all say that the domain does not exist
 (550 5.1.2), it accepts no mail (null MX, 556 5.1.10), it has neither MX nor address (550 5.1.2), its mail
@@ -103,8 +103,8 @@ class DestinationEntry:
 
 
 class DestinationTable:
-    """Finds the [[destination]] table that applies to mail. Raises ValueError with a message if a pattern is
-    not a domain. It is immutable; a reload creates another table.
+    """All [[destination]] tables; finds the one that applies to mail. Raises ValueError with a message if a
+    pattern is not a domain. It is immutable; a reload creates another table.
     """
 
     def __init__(self, destinations: Sequence[DestinationSettings] = ()) -> None:
@@ -244,8 +244,8 @@ class MxRouter:
         self._hostname = self.hostname.lower().removesuffix(".")
 
     async def route(self, zone: ZoneSettings, domain: str) -> Route | Unroutable:
-        """Return the hosts by preference, with equal ones in a new random order at every call.
-        Never raises.
+        """Return the route to a domain: its hosts by preference, equal ones in a new random order at every
+        call. Never raises.
         """
         return (await self.examine(zone, domain)).answer
 

@@ -130,7 +130,7 @@ def need(condition: bool) -> None:
 
 
 def is_plain_name(name: str) -> bool:
-    """Return whether a name consists of lower-case letters, digits, hyphens and underscores, without a final
+    """Return whether a name has only lower-case letters, digits, hyphens and underscores, and no final
     dot.
     """
     return len(name) <= _MAX_NAME and _PLAIN_NAME.fullmatch(name) is not None

@@ -1,4 +1,4 @@
-"""Reads every DNS answer that is not plain (`answers.py`): aliases, denials, rare types, malformed packets.
+"""Parses the DNS answers that `answers.py` does not: aliases, denials, rare types, malformed packets.
 
 Only this module uses dnspython, which is imported for the first such answer. A malformed answer is a status.
 """

@@ -229,7 +229,7 @@ def system_names(resolv_conf: str, *, before: Sequence[NameServer] = ()) -> Syst
 
 
 class NameServers:
-    """Sends DNS queries to the name servers over UDP and TCP. `random` must be unpredictable.
+    """The name servers, to which queries are sent over UDP and TCP. `random` must be unpredictable.
 
     `silent` is called when a server has not answered in time, or is unreachable.
     """
@@ -478,7 +478,7 @@ class Resolver:
         return await self.lookup(domain, answers.MX)
 
     async def addresses(self, name: str, *, ipv6: bool) -> Addresses:
-        """Return the addresses of a host, IPv6 and IPv4 alternately, so that a broken family costs only one
+        """Return the addresses of a host, alternately IPv6 and IPv4, so that a broken family costs only one
         attempt.
 
         A failure is a deferral: an MX host without an address is a mistake of its owner, who may correct it.
@@ -517,7 +517,7 @@ class Resolver:
         return next((each.status for each in found if each.status is not denial), denial)
 
     async def close(self) -> None:
-        """Cancel the queries in progress."""
+        """Cancel the running queries."""
         await self.watch.close()
         await cancel_all(*self._asking.values())
 

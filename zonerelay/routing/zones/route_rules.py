@@ -109,7 +109,7 @@ Headers = Sequence[tuple[str, str]]
 
 @dataclass(eq=False, repr=False)
 class RoutedMail:
-    """The properties of a message that routes match. `size` is None while it is unknown."""
+    """The properties of a message that conditions of routes match. `size` is None while it is unknown."""
 
     sender: str
     origin: Origin
@@ -166,7 +166,7 @@ class RuleConditions:
         return " and ".join(said) or "the route has no condition"
 
     def unmatched(self, mail: RoutedMail, recipient: str) -> tuple[str, ...]:
-        """Return the names of the conditions that do not match."""
+        """Return the names of the conditions that do not match the mail."""
         return tuple(name for name, ask in self._conditions if not ask(mail, recipient))
 
 

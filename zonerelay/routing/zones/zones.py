@@ -85,8 +85,8 @@ class ZoneExplanation(msgspec.Struct, frozen=True):
 
 
 class Zones:
-    """Chooses the zone of each delivery by the routes. `take_up` replaces them at a reload, so that holders
-    of this object see the new ones.
+    """The zones and routes of the configuration, which choose the zone of each delivery. `take_up` replaces
+    them at a reload, so that holders of this object see the new ones.
 
     Raises ValueError with a message if a pattern of a route cannot be used.
     """

@@ -57,9 +57,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_ehlo(text: str) -> Capabilities:
-    """Parse the text of an EHLO reply, whose lines are separated by `\\n`; the first line is the
-    greeting..
-    """
+    """Parse the text of an EHLO reply, whose lines are separated by `\\n`; the first line is the greeting."""
     offered: dict[str, list[str]] = {}
     """The words behind each keyword; those of a keyword on several lines are one list."""
     for line in text.upper().split("\n")[1:]:

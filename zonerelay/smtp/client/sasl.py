@@ -1,4 +1,4 @@
-"""The client side of SASL: mechanisms that answer challenges. No I/O.
+"""The client side of SASL: the mechanisms, which respond to a server's challenges. No I/O.
 
 PLAIN (RFC 4616), LOGIN, SCRAM-SHA-1 and SCRAM-SHA-256 without channel binding (RFC 5802, RFC 7677), XOAUTH2.
 A `SaslConversation` carries one of them over SMTP (RFC 4954): lines out, replies in, until `done`.
@@ -113,7 +113,7 @@ class SaslConversation:
         self._giving_up: SaslError | None = None
 
     def begin(self) -> bytes:
-        """Return the AUTH command without CRLF, like all lines in this module."""
+        """Return the AUTH command, without CRLF as all lines in this module."""
         name = self.mechanism.name.encode()
         first = self.mechanism.first
         if first is None:

@@ -1,4 +1,4 @@
-"""The client side of one mail transaction with DATA: receives replies and returns the bytes to send. No I/O.
+"""The client side of one mail transaction: it receives replies and returns the bytes to send. No I/O.
 
 `chunked.py` does the same with BDAT.
 
@@ -296,7 +296,7 @@ class ClientTransaction:
             self._session_ends(reply)
 
     def abandon(self, reply: Reply) -> None:
-        """End the transaction within the body after an internal error, without completing the message."""
+        """End the transaction after an internal error within the body, without completing the message."""
         self.closing = True
         self._settle(self._waiting(), reply, Verdict.DEFERRED, Scope.LOCAL, local=True, counts=False)
         self.phase = TransactionPhase.DONE
@@ -369,8 +369,8 @@ class ClientTransaction:
         return self._finish() if self._mail_refused else self._reset()
 
     def _on_early_reply(self, reply: Reply) -> bytes:
-        """Process a reply before the final dot. The peer's position in the body is unknown, so the connection
-        is not reused.
+        """Process a reply that arrives before the final dot was sent. The peer's position in the body is
+        unknown, so the connection is not reused.
         """
         if reply.code < 400:
             return self._confused(reply)

@@ -46,7 +46,9 @@ class LineReader:
         self.clear()
 
     def clear(self) -> None:
-        """Discard all input: bytes received before a TLS handshake may be an attacker's (CVE-2011-0411)."""
+        """Discard all input, because bytes received before a TLS handshake may be an attacker's
+        (CVE-2011-0411).
+        """
         self._buffer = b""
         self._position = 0
         self._dropping = False

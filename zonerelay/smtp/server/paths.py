@@ -157,8 +157,8 @@ def _is_u_domain(domain: str) -> bool:
 
 
 def literal_address(domain: str) -> str | None:
-    """Return the address in `[192.0.2.1]` or `[IPv6:2001:db8::1]`, `None` for any other text (RFC 5321 4.1.3;
-    no other tag was ever registered).
+    """Return the address in a literal such as `[192.0.2.1]` or `[IPv6:2001:db8::1]`, or `None` for any other
+    text (RFC 5321 4.1.3; no other tag was ever registered).
     """
     if not (domain.startswith("[") and domain.endswith("]")):
         return None

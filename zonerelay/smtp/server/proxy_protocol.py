@@ -53,7 +53,7 @@ def ipv6(text: str) -> str:
 
 
 def port(text: str) -> int:
-    """Parse a decimal number up to 65535 without leading zeros."""
+    """Parse a port: a decimal number up to 65535 without leading zeros."""
     if not _PORT.fullmatch(text) or int(text) > 65535:
         raise ValueError("not a port number")
     return int(text)

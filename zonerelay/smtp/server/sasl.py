@@ -48,7 +48,9 @@ class Credentials:
 
 
 def parse_auth(argument: str) -> tuple[str, str | None]:
-    """Return the mechanism in upper case and the initial response as it was sent, or `None`."""
+    """Parse the argument of AUTH: the mechanism in upper case, and the initial response as sent, or
+    `None`.
+    """
     words = argument.split()
     if not 1 <= len(words) <= 2 or not _MECHANISM.fullmatch(words[0]):
         raise command_error(501, "5.4", "Syntax: AUTH mechanism [initial-response]")

@@ -1,4 +1,4 @@
-"""The relay's mail events: each function logs one line and increments its counters.
+"""The relay's mail events: each function logs one event and increments its counters.
 
 No other module logs lines about mail. Events about one message or one client are also written to the history,
 with its own form of addresses. Events have fields, not sentences. Addresses pass the redactor, and remote
@@ -44,7 +44,7 @@ MAX_ALIKE = 100
 
 
 class LogSink(Protocol):
-    """Interface: takes an event with its level, its name and its fields."""
+    """Interface: receives events with their level, name and fields."""
 
     def emit(self, level: str, event: str, fields: dict[str, Field], /) -> None: ...
 
@@ -115,8 +115,8 @@ class HistorySink(Protocol):
 
 
 class Events:
-    """Logs and counts the events of one worker. The level info is for the life of a message; a warning
-    requires an operator's attention.
+    """Reports the events of one worker: logs and counts them, and writes them to the history. The level info
+    is for the life of a message; a warning requires an operator's attention.
     """
 
     def __init__(
@@ -390,8 +390,8 @@ class Events:
     def order(
         self, event: str, order: str, *, effect: str, about: str, who: str, reason: str, until: float | None
     ) -> None:
-        """Log `order-given`, `order-changed`, `order-ended` or `order-expired`: an operator's suspension or
-        hold rule.
+        """Log that an operator's suspension or hold rule has begun, changed or ended: `order-given`,
+        `order-changed`, `order-ended` or `order-expired`.
         """
 
     @logged("info", "held", stored=True)

@@ -129,7 +129,7 @@ class RunningTranscript:
 
 
 class Transcripts:
-    """The running transcripts of one worker."""
+    """All running transcripts of one worker."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

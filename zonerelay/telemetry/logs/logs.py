@@ -62,8 +62,8 @@ class _ClientLines:
 
 
 class LineLimits:
-    """Limits the number of log lines that clients can cause, in each interval of `INTERVAL` seconds. An
-    interval begins with a line. A timer of the event loop ends it, or the next line. Threads may call it.
+    """Limits on the log lines that clients can cause, per interval of `INTERVAL` seconds. An interval begins
+    with a line. A timer of the event loop ends it, or the next line. Threads may call it.
     """
 
     def __init__(self, tell: Tell, now: Callable[[], float]) -> None:

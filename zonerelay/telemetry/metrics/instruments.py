@@ -312,7 +312,7 @@ class Gauge(Counter):
 
 
 class LabelledCounter(msgspec.Struct):
-    """A counter with one number per combination of label values; only the first label may have many
+    """A counter with a number for each combination of label values; only the first label may have many
     values.
     """
 
@@ -323,7 +323,7 @@ class LabelledCounter(msgspec.Struct):
     _first_values: set[str] = set()
 
     def add(self, values: tuple[str, ...], amount: int = 1) -> None:
-        """Add to a counter; `values` are in the order of the labels."""
+        """Add to the counter with these label values, which are in the order of the labels."""
         numbers = self._numbers
         if values in numbers:
             numbers[values] += amount
@@ -354,7 +354,7 @@ class LabelledCounter(msgspec.Struct):
 
 
 class Histogram:
-    """The number of observations up to each bound, and their sum."""
+    """A histogram: the number of observations up to each bound, and their sum."""
 
     __slots__ = ("_bounds", "_counts", "_help", "_name", "_sum")
 
@@ -386,7 +386,7 @@ Made = TypeVar("Made", Counter, Gauge, LabelledCounter, Histogram)
 
 
 class Instruments(Collector):
-    """Creates instruments, and exports them in the order in which they were created."""
+    """The instruments of one worker, which are exported in the order in which they were created."""
 
     def __init__(self) -> None:
         self._made: list[Counter | LabelledCounter | Histogram] = []

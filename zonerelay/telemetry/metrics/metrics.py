@@ -277,7 +277,7 @@ class Metrics:
             self._seconds.observe(age if age > 0.0 else 0.0, count)
 
     def replied(self, host: str, code: int, count: int = 1) -> None:
-        """Count the last reply to the attempts for `count` recipients; a code of 0 means that the host gave
+        """Count the last reply to an attempt, for `count` recipients; code 0 means that the host sent
         none.
         """
         self._replies.add(_labels_of(host, code), count)
@@ -300,7 +300,7 @@ class Metrics:
         return collect(self._registry)
 
     def exposition(self) -> bytes:
-        """Return the Prometheus text format; serve it as `CONTENT_TYPE`."""
+        """Return the metrics in the Prometheus text format, whose media type is `CONTENT_TYPE`."""
         return generate_latest(self._registry)
 
 

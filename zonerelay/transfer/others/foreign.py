@@ -170,7 +170,7 @@ def number_of(value: object) -> float:
 
 
 def xtext(text: str) -> str:
-    """Encode xtext (RFC 3461 4), for systems that keep ENVID and ORCPT decoded."""
+    """Encode a text as xtext (RFC 3461 4), for systems that store ENVID and ORCPT decoded."""
     return _NOT_XTEXT.sub(lambda match: f"+{ord(match[0]):02X}", text)
 
 

@@ -32,7 +32,7 @@ _RET = {"1": Ret.FULL, "2": Ret.HDRS}
 
 
 class _DeferredRecipient(msgspec.Struct, frozen=True):
-    """A recipient whose delivery was deferred."""
+    """A deferred recipient in the output of `postqueue -j`."""
 
     address: str
     delay_reason: str = ""

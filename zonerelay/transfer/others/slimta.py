@@ -105,7 +105,7 @@ class InertObject:
 
 
 class _Reader(pickle._Unpickler):
-    """An unpickler that creates placeholders instead of objects."""
+    """An unpickler that creates placeholders in place of objects."""
 
     def find_class(self, module: str, name: str) -> type:
         if (module, name) in _SETS:

@@ -48,13 +48,15 @@ class _Reference(msgspec.Struct, frozen=True):
 
 
 class _HeaderField(msgspec.Struct, frozen=True):
-    """A header field, with its bytes as ISO 8859-1 characters."""
+    """A header field in ZoneMTA's database, with its bytes as ISO 8859-1 characters."""
 
     line: str
 
 
 class _StoredMail(msgspec.Struct, frozen=True):
-    """A message in ZoneMTA's database. `time` is in milliseconds. `sender` is false for the null sender."""
+    """The entry of a message in ZoneMTA's database. `time` is in milliseconds. `sender` is false for the null
+    sender.
+    """
 
     sender: str | bool = msgspec.field(default="", name="from")
     headers: tuple[_HeaderField, ...] = ()
@@ -66,7 +68,7 @@ class _StoredMail(msgspec.Struct, frozen=True):
 
 
 class _DeliveryValue(msgspec.Struct, frozen=True):
-    """The value of a delivery in ZoneMTA's database."""
+    """The value of a delivery's entry in ZoneMTA's database."""
 
     created: float = 0
 
