@@ -30,4 +30,4 @@ def test_mail_in_a_directory_that_others_may_enter_is_not_for_them(tmp_path: Pat
         assert readable_by_others(spool) == []
         assert stat.S_IMODE(spool.stat().st_mode) == 0o755  # the operator's own choice, who is told:
         assert {stat.S_IMODE(path.stat().st_mode) & stat.S_IRGRP for path in spool.glob("*.ldb")} <= {0o040}
-        assert f"every user of this machine can list {spool}" in starting
+        assert f"all users of this machine can list {spool}" in starting

@@ -382,13 +382,13 @@ def test_tables_are_joined_in_the_order_of_names(config: Path) -> None:
     [
         (
             '[spool]\npath = "/other"',
-            "spool.path: is given again in line 2 of conf.d/a.toml (line 3 of relay.toml)",
+            "spool.path: is set again in line 2 of conf.d/a.toml (line 3 of relay.toml)",
         ),
         (
             'hostname = "b.example"',
-            "hostname: is given again in line 1 of conf.d/a.toml (line 1 of relay.toml)",
+            "hostname: is set again in line 1 of conf.d/a.toml (line 1 of relay.toml)",
         ),
-        ("[zone]\nport = 26", "zone: is given again in line 1 of conf.d/a.toml (line 4 of relay.toml)"),
+        ("[zone]\nport = 26", "zone: is set again in line 1 of conf.d/a.toml (line 4 of relay.toml)"),
         ('\n[[zone]]\nname = "x"\ntls = "maybe"', "(line 4 of conf.d/a.toml)"),
         ('[[zone]]\nname = "x"\nprt = 5', "did you mean port? (line 3 of conf.d/a.toml)"),
         ("x = [", "conf.d/a.toml: is not valid TOML"),

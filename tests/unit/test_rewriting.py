@@ -226,4 +226,4 @@ def test_many_rules_are_compared_in_no_time() -> None:
     rules.insert(700, '[[rewrite]]\naddress = ["*"]\nto = "@new.example"\n')
     lines = noted("".join(rules))
     assert len(lines) == 800
-    assert lines[0].startswith("rewrite[701]: never matches: rewrite[700] ")
+    assert lines[0].startswith("rewrite[701]: never matches, because rewrite[700] ")

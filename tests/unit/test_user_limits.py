@@ -107,7 +107,7 @@ def test_a_file_without_tables_of_users_is_refused() -> None:
         with pytest.raises(CredentialsError, match="file:2: expected only tables such as"):
             user_limits.parse(f"# x\n{text}", "file")
     for text in ("[user.a]\n[user.a]\n", "[user.a]\n[user.'a']\n", '[user."a\\\\"]\r\n[user."a\\u005c"]'):
-        with pytest.raises(CredentialsError, match="file:2: there is a table of this name"):
+        with pytest.raises(CredentialsError, match="file:2: a table with this name"):
             user_limits.parse(text, "file")
     with pytest.raises(CredentialsError, match="file:1: Unescaped"):
         user_limits.parse('[user."\\q"]\n', "file")

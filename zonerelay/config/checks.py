@@ -30,7 +30,7 @@ def check(settings: Settings, report: Report) -> Settings:
     has_srs = takes_reports or not report.sound("srs")
     signs = bool(settings.dkim) or not report.sound("dkim")
     if not settings.listener and report.sound("listener"):
-        report.refuse(("listener",), "there is none, so no client could hand in mail: add a [[listener]]")
+        report.refuse(("listener",), "is missing, so no client could submit mail; add a [[listener]]")
     always: dict[str, Callable[[Any], Findings]] = {
         "listener": lambda entry: listener.listener_problems(entry, takes_reports=takes_reports),
         "webhook": store.webhook_problems,
@@ -83,7 +83,7 @@ def _check_declared(settings: Settings, report: Report) -> None:
                     about = docstrings_of(of)[key]
                     report.refuse((*path, key), f"is required: {about[0].lower()}{about[1:].rstrip('.')}")
                 elif is_given and (held != word.strip('"') if word else not held):
-                    only = f"goes with {option.needs} alone: write that, or leave this out"
+                    only = f"has an effect only with {option.needs}; set that option, or remove this one"
                     report.refuse((*path, key), only)
 
 
@@ -97,8 +97,8 @@ def _entries(settings: Settings, name: str) -> Iterator[tuple[KeyPath, Any]]:
 
 
 _REFERENCES = (
-    ("zone.sources", "source.name", "no [[source]] has this name", "is there twice: its share is its weight"),
-    ("zone.credentials", "credential.name", "no [[credential]] has this name", "is in the list twice"),
+    ("zone.sources", "source.name", "no [[source]] has this name", "is listed twice; use weight instead"),
+    ("zone.credentials", "credential.name", "no [[credential]] has this name", "is listed twice"),
     ("route.zone", "zone.name", "no zone is named", ""),
     ("destination.zone", "zone.name", "no zone is named", ""),
     ("outbox.zone", "zone.name", "no zone is named", ""),
@@ -171,7 +171,7 @@ def advice(settings: Settings, hostname: str) -> tuple[str, ...]:
         for key, text, *_ in of_table
     ]
     if not is_fully_qualified(hostname):
-        rejected = "is rejected by many servers; set it to the full name of this machine"
+        rejected = "is rejected by many servers; set the fully qualified name of this machine"
         notes.insert(0, f'hostname: the host name "{hostname}" {rejected}')
     return tuple(notes)
 
@@ -205,11 +205,11 @@ def try_secrets(settings: Settings, environment: Mapping[str, str], report: Repo
                     checks[name](reference, secret)
                 file = secret_path(reference, environment)
                 if file is not None and is_public(file):
-                    yield f"{where}: every user of this machine can use {file}: chmod o-rwx it"
+                    yield f"{where}: all users of this machine can access {file}; run chmod o-rwx on it"
             except SecretError as error:
                 if name == "credential" and not reference.startswith("/"):
                     # The service's credentials need not exist in a terminal.
-                    yield f"{where}: cannot be tried here: {error}"
+                    yield f"{where}: cannot be checked outside the service: {error}"
                 elif needed.get(name, True):
                     report.refuse(path, str(error))
 
@@ -237,7 +237,7 @@ def _check_addresses(settings: Settings, report: Report) -> None:
         other = next((place for place, there in taken if _collide(address, there)), None)
         if other is not None:
             where = "the admin address" if other[0] == "admin" else f"listener[{other[1]}]"
-            report.refuse(path, f"{text} is already taken by {where}")
+            report.refuse(path, f"{text} is already used by {where}")
         taken.append((path, address))
 
 

@@ -172,7 +172,7 @@ def _split(text: str) -> tuple[str, str | None]:
     if _address(text) is not None:
         return text, None
     if "://" in text or ":" in text.rpartition("@")[0]:
-        raise unusable(text, "an address and port", "no URL, and no login, which is a [[credential]]")
+        raise unusable(text, "an address and port", "no scheme and no login (use [[credential]])")
     match = _HOST_AND_PORT.fullmatch(text)
     if match is None:
         raise unusable(text, "an address and port", 'an IPv6 address in brackets, such as "[::1]:25"')

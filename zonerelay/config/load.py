@@ -215,7 +215,7 @@ def _single(name: str, value: object, report: Report) -> DataclassInstance:
 
 def _repeated(name: str, value: object, report: Report) -> tuple[DataclassInstance, ...]:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        report.refuse((name,), f"there may be several: write it in double brackets, [[{name}]]")
+        report.refuse((name,), f"several such tables are allowed; write it in double brackets, [[{name}]]")
         return ()
     return tuple(read_options(TABLES[name], item, (name, at), report) for at, item in enumerate(value))
 
@@ -253,7 +253,7 @@ def _unknown_key(key: str, path: KeyPath, options: Mapping[str, Option]) -> str:
     if home := _home_of(key):
         return f"unknown key; {home}"
     known = [*options, *(TABLES if not table else ())]
-    return f"unknown key{did_you_mean(key, known) or '; known here are ' + ', '.join(known)}"
+    return f"unknown key{did_you_mean(key, known) or '; known keys are ' + ', '.join(known)}"
 
 
 def _home_of(key: str) -> str:

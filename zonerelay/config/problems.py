@@ -164,7 +164,7 @@ class Report:
             self._lines.setdefault((first, *rest), line)
             self._files.setdefault((first, *rest), file)
         for path in twice:
-            self.refuse(path, f"is given again in {place(lines.get(path, 1), file)}")
+            self.refuse(path, f"is set again in {place(lines.get(path, 1), file)}")
 
     def refuse(self, path: KeyPath, text: str) -> None:
         """Record a problem of a key. Only its first problem is kept."""
@@ -224,7 +224,7 @@ class Report:
             path = (table, at, "name")
             if entry.name and self.sound(*path) and (there := first.setdefault(entry.name, at)) != at:
                 lacking = "" if self.given(*path) else "is missing: "
-                self.refuse(path, f"{lacking}{quoted(entry.name)} is the name of {table}[{there}] already")
+                self.refuse(path, f"{lacking}{quoted(entry.name)} is already the name of {table}[{there}]")
 
     def check_references(
         self, value: str | Sequence[str], known: Collection[str], what: str, path: KeyPath, *, twice: str = ""

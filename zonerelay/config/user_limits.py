@@ -253,7 +253,7 @@ def parse(content: str, file_name: str) -> UserLimitsFile:
         try:
             name = _name_in(head)
             if name in places:
-                raise ValueError("there is a table of this name already")
+                raise ValueError("a table with this name already exists")
         except ValueError as error:
             line = content.count("\n", 0, head.start()) + 1
             raise CredentialsError(f"{file_name}:{line}: {error}") from None

@@ -161,7 +161,7 @@ def read(path: Path) -> tuple[Token, ...]:
     try:
         content = msgspec.json.decode(data, type=_TokenFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise IdentitiesError(f"{path} is damaged ({error}): restore or remove it") from None
+        raise IdentitiesError(f"{path} is damaged ({error}); restore or remove it") from None
     if content.version != VERSION:
         raise IdentitiesError(f"{path} was written by an incompatible release (version {content.version})")
     return content.tokens
@@ -218,7 +218,9 @@ def _refuse_open_to_others(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise IdentitiesError(f"{path} is not a file")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise IdentitiesError(f"{path} is writable by other users, who could add tokens: chmod go-w it")
+        raise IdentitiesError(
+            f"{path} is writable by other users, who could add tokens; run chmod go-w on it"
+        )
     directory = path.parent.stat().st_uid
     if status.st_uid not in (0, os.geteuid(), directory):
         owner = "it must belong to root or to the relay's user"

@@ -48,36 +48,36 @@ name = _matching(
 )
 function = _matching(
     re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*"),
-    'does not name a function or a class: write "module:name", as in "mypolicy:Mine" or "myretry:backoff"',
+    'is not a function or class; expected "module:name", such as "mypolicy:Mine" or "myretry:backoff"',
 )
 header = _matching(_HEADER, 'is not a header condition; expected "Name" or "Name: part of its value"')
 selector = _matching(
     re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*", re.ASCII),
-    'is not a selector: write what is before "._domainkey": "s2026"',
+    'is not a selector; expected the part before "._domainkey", such as "s2026"',
 )
 replacement = _matching(
-    re.compile(r"[^\s<>@,;]*@[^\s<>@,;]+"), 'is no address: write "user@example.com", or "@example.com"'
+    re.compile(r"[^\s<>@,;]*@[^\s<>@,;]+"), 'is not an address; expected "user@example.com" or "@example.com"'
 )
 schema = _matching(
     re.compile("[a-z_][a-z0-9_]{0,39}"),
-    "is not a name of small letters, digits and _, 40 at most; an example is zonerelay",
+    "must consist of lower-case letters, digits and _ (at most 40 characters), such as zonerelay",
 )
 sql_name = _matching(
-    re.compile("[A-Za-z_][A-Za-z0-9_]{0,39}"), "is not a name of letters, digits and _, 40 at most"
+    re.compile("[A-Za-z_][A-Za-z0-9_]{0,39}"), "must consist of letters, digits and _ (at most 40 characters)"
 )
-key_prefix = _matching(re.compile("[!-~]+"), "is not printable ASCII without spaces")
+key_prefix = _matching(re.compile("[!-~]+"), "must consist of printable ASCII characters without spaces")
 bucket = _matching(
     re.compile("[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"),
     "is not a bucket name; expected 3 to 63 lower-case letters, digits, dots and hyphens",
 )
 object_prefix = _matching(
     re.compile(r"(?!.{201})(?:[A-Za-z0-9!_.*'()-]+/)+"),
-    "is not ASCII of at most 200 characters that ends with a slash, such as zonerelay/",
+    "must be ASCII of at most 200 characters and end with a slash, such as zonerelay/",
 )
 time_of_day = _matching(
-    re.compile(r"([01]\d|2[0-3]):[0-5]\d", re.ASCII), 'is not a time of the day: write "06:00"'
+    re.compile(r"([01]\d|2[0-3]):[0-5]\d", re.ASCII), 'is not a time of day, such as "06:00"'
 )
-address = _matching(re.compile(r"[^\s<>@]+@[^\s<>@]+"), 'is not an address: write "postmaster@example.com"')
+address = _matching(re.compile(r"[^\s<>@]+@[^\s<>@]+"), 'is not an address such as "postmaster@example.com"')
 
 
 def ehlo_name(text: str) -> str:
@@ -154,7 +154,7 @@ def reply(text: str) -> str:
         raise ValueError(f"a reply may have at most {MAX_REPLY} characters, but this one has {len(text)}")
     if not _REPLY.fullmatch(text):
         example = 'such as "550 5.7.1 Ask postmaster@example.org"'
-        raise unusable(text, "an error reply", f"a code, a status of its class and an ASCII text, {example}")
+        raise unusable(text, "an error reply", f"a code, a matching status and an ASCII text, {example}")
     return text
 
 
@@ -243,7 +243,7 @@ def _field_name(refused: Mapping[str, str], *, starts: str = "") -> Callable[[st
     return read
 
 
-_NEEDED = 'is a field that messages require, and it would be removed; use a name such as "X-Sending-Zone"'
+_NEEDED = 'is required in mail, and the zone header is removed; use a name such as "X-Sending-Zone"'
 _GROUPS = ("resent-", "content-", "list-", "arc-")
 zone_field = _field_name(
     dict.fromkeys(

@@ -268,11 +268,11 @@ def listener_problems(listener: ListenerSettings, *, takes_reports: bool) -> Fin
     may relay.
     """
     if UnsafeListener.OPEN_RELAY in listener.unsafe and listener.auth is ListenerAuth.REQUIRED:
-        yield "unsafe", '"open-relay" is not used with auth = "required": leave one of the two out'
+        yield "unsafe", '"open-relay" has no effect with auth = "required"; remove one of them'
     yield from _relaying_problems(listener, takes_reports=takes_reports)
     yield from _trust_problems(listener)
     if listener.authenticator and listener.auth is ListenerAuth.OFF:
-        yield "authenticator", 'is not used with auth = "off": say auth = "optional" or "required"', "auth"
+        yield "authenticator", 'has no effect with auth = "off"; set auth = "optional" or "required"', "auth"
     yield from _tls_problems(listener)
     if listener.protocol is ListenerProtocol.HTTP:
         yield from _http_problems(listener)
@@ -281,15 +281,15 @@ def listener_problems(listener: ListenerSettings, *, takes_reports: bool) -> Fin
 def _relaying_problems(listener: ListenerSettings, *, takes_reports: bool) -> Findings:
     wide = _open_to_all(listener.allow_networks)
     if wide and listener.auth is ListenerAuth.REQUIRED:
-        yield "allow_networks", 'is not used with auth = "required": leave it out'
+        yield "allow_networks", 'has no effect with auth = "required"; remove it'
     elif wide and UnsafeListener.OPEN_RELAY not in listener.unsafe:
-        remedy = 'name your own networks, or write unsafe = ["open-relay"]'
-        yield "allow_networks", f"{wide} would make this an open relay: {remedy}"
+        remedy = 'list only your own networks, or set unsafe = ["open-relay"]'
+        yield "allow_networks", f"{wide} would make this an open relay; {remedy}"
     # Who can reach a Unix socket is decided by its directory, not by an address.
     anyone = takes_reports or listener.address.startswith("unix:") or listener.auth is not ListenerAuth.OFF
     listed = listener.allow_networks or listener.allow_certificates
     if not (anyone or listed or UnsafeListener.OPEN_RELAY in listener.unsafe):
-        empty = 'is empty, so no client could relay: name a network, or say auth = "required"'
+        empty = 'is empty, so no client could relay; list a network, or set auth = "required"'
         yield "allow_networks", empty, "allow_networks", "allow_certificates", "auth"
 
 
@@ -298,15 +298,15 @@ def _trust_problems(listener: ListenerSettings) -> Findings:
     on a Unix socket.
     """
     is_unix, instead = listener.address.startswith("unix:"), 'an address, such as "127.0.0.1:2526"'
-    no_address = "is not used on a Unix socket, whose clients have no address"
+    no_address = "cannot be used on a Unix socket, whose clients have no address"
     for key in ("proxy_networks", "xclient_networks"):
         if wide := _open_to_all(getattr(listener, key)):
-            yield key, f"{wide} would let every client claim any address: name the servers in front"
+            yield key, f"{wide} would let every client forge its address; list only the proxies"
         elif is_unix and getattr(listener, key):
-            yield key, f"{no_address}: let the servers in front connect to {instead}"
+            yield key, f"{no_address}; let the proxies connect to {instead}"
     if is_unix and listener.zone_header_networks:
-        let = f"trust users, or let those clients connect to {instead}"
-        yield "zone_header_networks", f"{no_address}: {let}"
+        let = f"use zone_header_users, or let these clients connect to {instead}"
+        yield "zone_header_networks", f"{no_address}; {let}"
 
 
 def _tls_problems(listener: ListenerSettings) -> Findings:
@@ -314,37 +314,37 @@ def _tls_problems(listener: ListenerSettings) -> Findings:
     if listener.tls is ListenerTls.NONE:
         for key in ("certificate", "key", "allow_certificates"):
             if getattr(listener, key):
-                yield key, 'is not used with tls = "none": say tls = "starttls" or "implicit"', "tls", key
+                yield key, 'has no effect with tls = "none"; set tls = "starttls" or "implicit"', "tls", key
         if listener.require_tls:
-            yield "require_tls", 'needs tls = "starttls" (with "implicit" there is always TLS)', "tls"
+            yield "require_tls", 'requires tls = "starttls" ("implicit" always uses TLS)', "tls"
     elif not certificates:
-        needs = 'needs certificate = "FILE" and key = "FILE" (zonerelay cert self-signed makes both)'
+        needs = 'requires certificate = "FILE" and key = "FILE" (zonerelay cert self-signed creates both)'
         yield "tls", f'"{listener.tls}" {needs}', "certificate"
     if certificates and keys and len(keys) != len(certificates):
-        number = f"the number of files is {len(keys)}, and that of certificate is {len(certificates)}"
-        yield "key", f"{number}: give one for each, or none", "tls", "certificate", "key"
+        number = f"must list a file for each certificate ({len(certificates)}), or none, not {len(keys)}"
+        yield "key", number, "tls", "certificate", "key"
     for at, certificate in enumerate(certificates):
         if (first := certificates.index(certificate)) < at:
-            already = f"{quoted(str(certificate))} is certificate[{first}] already: was another one meant?"
+            already = f"{quoted(str(certificate))} is already certificate[{first}]; remove or correct it"
             yield ("certificate", at), already, "tls", "certificate", "key"
     is_unsafe = UnsafeListener.CLEARTEXT_AUTH in listener.unsafe
     if listener.protocol is ListenerProtocol.HTTP and parse_listen(listener.address).is_loopback:
         is_unsafe = True  # a proxy on this machine has the TLS
     if listener.auth is not ListenerAuth.OFF and listener.tls is ListenerTls.NONE and not is_unsafe:
-        remedy = 'give the listener tls, or write unsafe = ["cleartext-auth"]'
-        yield "auth", f'"{listener.auth}" would send passwords in clear text: {remedy}', "tls", "unsafe"
+        remedy = 'set tls, or set unsafe = ["cleartext-auth"]'
+        yield "auth", f'"{listener.auth}" would accept passwords in clear text; {remedy}', "tls", "unsafe"
 
 
 def _http_problems(listener: ListenerSettings) -> Findings:
     """Yield problems of settings that HTTP listeners do not support."""
     if listener.auth is not ListenerAuth.REQUIRED:
-        yield "protocol", '"http" needs auth = "required": each request names its user with a token', "auth"
+        yield "protocol", '"http" requires auth = "required", because each request has a token', "auth"
     if listener.tls is ListenerTls.STARTTLS:
-        yield "tls", 'is "none" or "implicit" with protocol = "http", which has no STARTTLS'
+        yield "tls", 'must be "none" or "implicit" with protocol = "http", which has no STARTTLS'
     for key in ("allow_certificates", "authenticator"):
         if getattr(listener, key):
-            instead = "a token names the user (zonerelay token add)"
-            yield key, f'is not used with protocol = "http": {instead}', key
+            instead = "users authenticate with a token (zonerelay token add)"
+            yield key, f'cannot be used with protocol = "http"; {instead}', key
 
 
 def listener_advice(listener: ListenerSettings) -> Findings:
@@ -355,32 +355,32 @@ def listener_advice(listener: ListenerSettings) -> Findings:
         yield "unsafe", f"every client that reaches {listener.address} may relay"
     usual = ListenerSettings().allow_networks
     if listener.auth is ListenerAuth.REQUIRED and listener.allow_networks not in (usual, ()):
-        yield "allow_networks", 'not used with auth = "required": users may log in from anywhere'
+        yield "allow_networks", 'has no effect with auth = "required"; users may log in from any address'
     yield from _servers_in_front(listener)
     if listener.zone_header and not (listener.zone_header_users or listener.zone_header_networks):
-        remedy = "list zone_header_users or zone_header_networks"
-        yield "zone_header", f"no client is trusted to name a zone in {listener.zone_header}: {remedy}"
+        remedy = "set zone_header_users or zone_header_networks"
+        yield "zone_header", f"no client may select a zone with {listener.zone_header}; {remedy}"
     if listener.zone_header_users and listener.auth is ListenerAuth.OFF and not listener.xclient_networks:
-        yield "zone_header_users", "only matches mail over HTTP: no user can log in to this listener"
+        yield "zone_header_users", 'matches only mail submitted over HTTP: this listener has auth = "off"'
     if listener.hide_client:
-        yield "hide_client", "true: only the log says where a message came from, by message id"
+        yield "hide_client", "true: the client of a message is recorded only in the log, under its message id"
 
 
 def users_advice(user: tuple[str, ...], listeners: Sequence[ListenerSettings]) -> Findings:
     """Yield a warning about a rule with the condition `user` if no listener can authenticate users."""
     if user and all(each.auth is ListenerAuth.OFF and not each.xclient_networks for each in listeners):
         only = "matches only mail submitted over HTTP"
-        yield "user", f'{only}: no listener has auth = "optional" or "required"'
+        yield "user", f'{only}, because no listener has auth = "optional" or "required"'
 
 
 def _port(listener: ListenerSettings) -> Findings:
     port = parse_listen(listener.address).port
     if listener.tls is ListenerTls.IMPLICIT and port in STARTS_IN_CLEAR:
-        remedy = f'say tls = "starttls", or port {SUBMISSIONS}'
-        yield "tls", f"implicit on port {port}: clients wait for a greeting in clear text there; {remedy}"
+        remedy = f'set tls = "starttls", or use port {SUBMISSIONS}'
+        yield "tls", f"implicit on port {port}: clients expect a clear-text greeting there; {remedy}"
     elif listener.tls is not ListenerTls.IMPLICIT and port == SUBMISSIONS:
-        remedy = 'say tls = "implicit", or port 587'
-        yield "tls", f"{listener.tls} on port {SUBMISSIONS}: clients begin TLS at once there; {remedy}"
+        remedy = 'set tls = "implicit", or use port 587'
+        yield "tls", f"{listener.tls} on port {SUBMISSIONS}: clients start TLS immediately there; {remedy}"
 
 
 def _files(listener: ListenerSettings) -> Findings:
@@ -405,19 +405,19 @@ def _log_in(listener: ListenerSettings) -> Findings:
     if listener.auth is ListenerAuth.OFF or listener.tls is ListenerTls.IMPLICIT or listener.require_tls:
         return
     if UnsafeListener.CLEARTEXT_AUTH in listener.unsafe:
-        yield "unsafe", f"passwords may come to {listener.address} in clear text"
+        yield "unsafe", f"clients may send passwords to {listener.address} in clear text"
     beyond = [network for network in listener.allow_networks if not network.is_loopback]
     if listener.tls is ListenerTls.STARTTLS and listener.auth is ListenerAuth.OPTIONAL and beyond:
-        yield "require_tls", "false: mail of allow_networks is accepted in clear text too"
+        yield "require_tls", "false: mail from allow_networks is also accepted in clear text"
 
 
 def _servers_in_front(listener: ListenerSettings) -> Findings:
     here = [network for network in listener.proxy_networks if network.is_loopback]
     if here:
-        remedy = "give programs that send no PROXY header a listener of their own"
-        yield "proxy_networks", f"{here[0]} is this machine: {remedy}"
+        remedy = "use another listener for programs that send no PROXY header"
+        yield "proxy_networks", f"{here[0]} is this machine; {remedy}"
     pairs = product(listener.xclient_networks, listener.allow_networks)
     trusted = [one for one, other in pairs if one.version == other.version and one.overlaps(other)]
     if trusted and listener.auth is not ListenerAuth.REQUIRED:
-        relays = "whatever it passes on without XCLIENT may relay"
-        yield "xclient_networks", f"{trusted[0]} is in allow_networks too: {relays}"
+        relays = "clients behind it may relay if it sends no XCLIENT"
+        yield "xclient_networks", f"{trusted[0]} is also in allow_networks, so {relays}"

@@ -56,7 +56,7 @@ def srs_problems(srs: SrsSettings) -> Findings:
         example = 'expected a name such as "srs.example.com"'
         yield "domain", f"{quoted(srs.domain)} is not a domain name; {example}"
     if srs.domain and not srs.secret:
-        yield "secret", 'is missing: say where it is, as in "/etc/zonerelay/srs.secret"'
+        yield "secret", 'is required: set it to a path such as "/etc/zonerelay/srs.secret"'
     if "*" in srs.local_domains:
         every = '"*" matches every sender; remove srs = true from the zones instead'
         yield ("local_domains", srs.local_domains.index("*")), every
@@ -64,7 +64,7 @@ def srs_problems(srs: SrsSettings) -> Findings:
 
 def srs_advice(srs: SrsSettings, listeners: Sequence[ListenerSettings]) -> Findings:
     if srs.domain and all(each.auth is ListenerAuth.REQUIRED for each in listeners):
-        yield "domain", 'reports to rewritten senders are refused: every listener has auth = "required"'
+        yield "domain", 'bounces to rewritten senders are rejected: all listeners have auth = "required"'
 
 
 def dkim_problems(key: DkimSettings) -> Findings:
@@ -139,7 +139,7 @@ def dkim_advice(keys: Sequence[DkimSettings], zones: Sequence[ZoneSettings], hos
         for at, zone in enumerate(zones):
             if zone.dkim is DkimMode.REQUIRED:
                 bounces = f"bounces from MAILER-DAEMON@{hostname} would be deferred"
-                yield (at, "dkim"), f"required: {bounces}, because no [[dkim]] key is for them"
+                yield (at, "dkim"), f"required: {bounces}, because no [[dkim]] key is for this domain"
 
 
 def record_problems(keys: Sequence[DkimSettings]) -> Findings:
@@ -229,4 +229,4 @@ class RewriteSettings:
 
 def rewrite_advice(rules: Sequence[RewriteSettings]) -> Findings:
     for at, other in unreachable([rule.conditions for rule in rules]):
-        yield (at,), f"never matches: rewrite[{other}] takes all its addresses before it is asked"
+        yield (at,), f"never matches, because rewrite[{other}] comes first and matches all its addresses"

@@ -72,17 +72,17 @@ class AccessSettings:
 
 def access_problems(rule: AccessSettings) -> Findings:
     if not any((rule.client, rule.sender, rule.recipient, rule.user)):
-        no = "has no condition, so it would match all mail: give it one (client, sender, recipient, user)"
+        no = "has no condition, so it would match all mail; add client, sender, recipient or user"
         yield (), no
     suits = {AccessAction.REFUSE: "5", AccessAction.DEFER: "4"}.get(rule.action)
     if rule.reply and suits is None:
-        yield "reply", 'is not used with action = "accept": leave one of the two out'
+        yield "reply", 'has no effect with action = "accept"; remove one of them'
     elif rule.reply and not rule.reply.startswith(suits or ""):
         other = "defer" if suits == "5" else "refuse"
         codes = f"a code from {suits}00 to {suits}99"
-        yield "reply", f'action = "{rule.action}" is answered with {codes}: write one, or action = "{other}"'
+        yield "reply", f'action = "{rule.action}" requires {codes}; change it, or set action = "{other}"'
     elif rule.reply.startswith("421"):
-        yield "reply", "421 says that the connection is closed, which no rule does: write 450 or 451"
+        yield "reply", "must not use 421, which announces that the connection is closed; use 450 or 451"
 
 
 def auth_advice(auth: AuthSettings, listeners: Sequence[ListenerSettings]) -> Findings:
@@ -90,19 +90,19 @@ def auth_advice(auth: AuthSettings, listeners: Sequence[ListenerSettings]) -> Fi
     if needed and not auth.credentials.is_absolute():
         yield "credentials", in_full(auth.credentials)
     if not needed and auth != AuthSettings():
-        yield (), 'only for mail over HTTP: no listener has auth = "optional" or "required"'
+        yield (), 'applies only to mail submitted over HTTP: no listener has auth = "optional" or "required"'
 
 
 def access_advice(rules: Sequence[AccessSettings]) -> Findings:
     if rules and rules[-1].action is AccessAction.ACCEPT:
-        nothing = "accept as the last rule changes nothing: a rule that refuses the rest has to follow"
+        nothing = "accept has no effect in the last rule; add a rule after it that refuses other mail"
         yield (len(rules) - 1, "action"), nothing
 
 
 def route_problems(route: "RouteSettings") -> Findings:
     if not route.conditions:
-        default = f'the zone "{DEFAULT_ZONE}" takes what no route matches'
-        yield (), f"has no condition, so it would match all mail: give it one; {default}"
+        default = f'mail that no route matches is sent in the zone "{DEFAULT_ZONE}"'
+        yield (), f"has no condition, so it would match all mail; add one ({default})"
     if route.max_size and route.min_size > route.max_size:
         more = f"{format_size(route.min_size)} is more than max_size = {format_size(route.max_size)}"
         yield "min_size", f"{more}, so this route would never match"
@@ -158,8 +158,8 @@ _CONDITIONS = tuple(
 def route_advice(routes: Sequence[RouteSettings], listeners: Sequence[ListenerSettings]) -> Findings:
     conditions = [{name: frozenset(values) for name, values in route.conditions.items()} for route in routes]
     for at, other in unreachable(conditions):
-        yield (at,), f"never matches: route[{other}] takes all its mail before it is asked"
+        yield (at,), f"never matches, because route[{other}] comes first and matches all its mail"
     certificates = any(each.allow_certificates for each in listeners)
     for at, route in enumerate(routes):
         if route.certificate and not certificates:
-            yield (at, "certificate"), "never matches: no listener asks for one (allow_certificates)"
+            yield (at, "certificate"), "never matches: no listener requests certificates (allow_certificates)"

@@ -118,22 +118,22 @@ class AdminSettings:
 
 def admin_problems(admin: AdminSettings) -> Findings:
     if admin.address and parse_listen(admin.address).is_unix:
-        yield "address", "HTTP needs an address and a port; commands use admin.socket"
+        yield "address", "must be an address and a port; the Unix socket for commands is admin.socket"
     for network in admin.proxy_networks:
         if network.prefixlen == 0:
-            claim = "would let every client claim any address: name the proxies in front"
+            claim = "would let every client forge its address; list only the proxies"
             yield "proxy_networks", f"{network} {claim}"
     if admin.page and admin.address and not _keeps_secrets(admin):
         remedy = (
-            "give admin.certificate, name a proxy with TLS in admin.proxy_networks, or listen on 127.0.0.1"
+            "set admin.certificate, list a proxy with TLS in admin.proxy_networks, or listen on 127.0.0.1"
         )
-        yield "page", f"tokens would be sent to {admin.address} in clear text: {remedy}"
+        yield "page", f"tokens would be sent to {admin.address} in clear text; {remedy}"
 
 
 def admin_advice(admin: AdminSettings) -> Findings:
     if admin.token_file is not None:
-        others = "zonerelay token add makes others, with a name, a scope and an end"
-        yield "token_file", f"one token that may do everything and does not expire; {others}"
+        others = "zonerelay token add creates tokens with a name, a scope and an expiry date"
+        yield "token_file", f"contains a token with all scopes that does not expire; {others}"
     if admin.address and not parse_listen(admin.address).is_loopback:
         api = "the API requires a token"
         if not _keeps_secrets(admin):
@@ -143,13 +143,13 @@ def admin_advice(admin: AdminSettings) -> Findings:
 
 def capture_problems(capture: CaptureSettings) -> Findings:
     if capture.release_to and parse_listen(capture.release_to).is_unix:
-        yield "release_to", 'is reached over TCP: write an address such as "127.0.0.1:25"'
+        yield "release_to", 'must be a TCP address such as "127.0.0.1:25"'
 
 
 def spool_problems(spool: SpoolSettings) -> Findings:
     kept = (spool.env_directory or spool.path / "messages", spool.meta_directory or spool.path)
     if spool.scratch_directory in kept:
-        yield "scratch_directory", "needs a directory of its own: it may be emptied"
+        yield "scratch_directory", "must be a separate directory, because its files are removed"
 
 
 def _keeps_secrets(admin: AdminSettings) -> bool:
@@ -265,14 +265,14 @@ def raised_guard(spool: SpoolSettings) -> str:
 def spool_advice(spool: SpoolSettings) -> Findings:
     with contextlib.suppress(OSError):  # it is not there yet, and is made private
         if is_public(spool.path):
-            yield "path", f"every user of this machine can list {spool.path}: chmod o-rwx it"
+            yield "path", f"all users of this machine can list {spool.path}; run chmod o-rwx on it"
     if spool.backend is Backend.MEMORY and spool.shelve is None:
         yield "backend", "memory: every queued message is lost when the relay stops"
     elif spool.backend is Backend.MEMORY:
         lost = "a crash loses the messages that were accepted since the start"
         yield "shelve", f"a shelf is not durable: {lost}"
     if spool.min_free_space == 0:
-        yield "min_free_space", "0: nothing is refused before the disk is full"
+        yield "min_free_space", "0: new mail is accepted until the disk is full"
     if raised := raised_guard(spool):
         yield "min_free_space", raised
 
@@ -285,9 +285,9 @@ def redis_problems(redis: RedisSettings) -> Findings:
     elif "@" in url.netloc + url.path or any(
         word in key.lower() for key in parse_qs(url.query) for word in words
     ):
-        yield "url", "holds a name or password: say user, and in password where it is"
+        yield "url", "contains a user name or password; use the options user and password instead"
     if redis.ca_file is not None and url.scheme != "rediss":
-        yield "ca_file", "is of no use without TLS: the url must begin with rediss://"
+        yield "ca_file", "has no effect without TLS; the url must begin with rediss://"
 
 
 # [redis]: the queue on a Redis server. No secret is in a text of this module.
@@ -334,7 +334,7 @@ def redis_advice(redis: RedisSettings, spool: SpoolSettings) -> Findings:
         yield "unsafe", "acknowledged mail may be lost when the server or its machine stops"
     yield from _slow_answers("redis", redis)
     if redis.url.startswith("redis://") and not _is_local(redis.url):
-        yield "url", "mail travels to the server in clear text: rediss:// uses TLS"
+        yield "url", "mail is sent to the server in clear text; use rediss:// for TLS"
 
 
 def _is_local(url: str) -> bool:
@@ -343,19 +343,17 @@ def _is_local(url: str) -> bool:
 
 def _slow_answers(table: str, settings: RedisSettings | S3Settings) -> Findings:
     if settings.lease <= settings.timeout:
-        twice = "one slow answer can cost the lease, and mail is then sent twice"
-        yield "lease", f"not longer than {table}.timeout: {twice}"
+        twice = "one slow reply could let the lease expire, and mail would be sent twice"
+        yield "lease", f"is not longer than {table}.timeout: {twice}"
 
 
-def _database_advice(
-    settings: PostgresSettings | OutboxSettings, delivery: DeliverySettings, direction: str
-) -> Findings:
+def _database_advice(settings: PostgresSettings | OutboxSettings, delivery: DeliverySettings) -> Findings:
     if settings.lease <= delivery.final_dot_timeout:
-        twice = "a relay that is cut off from the database may send mail a second time"
-        yield "lease", f"not longer than delivery.final_dot_timeout: {twice}"
+        twice = "a relay that loses its connection to the database may send mail twice"
+        yield "lease", f"is not longer than delivery.final_dot_timeout: {twice}"
     if is_in_the_open(settings.url):
-        open_to = f"mail goes over the network {direction} any server that answers there"
-        yield "url", f"{open_to}: add ?sslmode=verify-full"
+        unverified = "the certificate of the server is not verified, so an attacker could impersonate it"
+        yield "url", f"{unverified}; add ?sslmode=verify-full"
 
 
 # [postgres]: the queue in a PostgreSQL database.
@@ -421,16 +419,16 @@ class PostgresSettings:
 def postgres_advice(postgres: PostgresSettings, spool: SpoolSettings, delivery: DeliverySettings) -> Findings:
     if spool.backend is not Backend.POSTGRES:
         return
-    yield from _database_advice(postgres, delivery, "to")
+    yield from _database_advice(postgres, delivery)
     if postgres.unsafe:
-        yield "unsafe", "a crash of the database may lose mail that was acknowledged"
+        yield "unsafe", "a crash of the database server may lose acknowledged mail"
 
 
 def s3_problems(s3: S3Settings, spool: SpoolSettings, workers: int) -> Findings:
     if spool.backend is Backend.S3 and not s3.bucket:
-        yield "bucket", 'is needed with backend = "s3": the name of a bucket that exists'
+        yield "bucket", 'is required with backend = "s3": set it to the name of an existing bucket'
     if spool.backend is Backend.S3 and not s3.shared and workers != 1:
-        yield "shared", "false is for one relay alone, and workers are relays: workers = 1"
+        yield "shared", "false allows only a single worker; set workers = 1"
 
 
 def is_in_the_open(url: str) -> bool:
@@ -504,17 +502,17 @@ def s3_advice(s3: S3Settings, spool: SpoolSettings) -> Findings:
     for name in _URLS:
         url = getattr(s3, name)
         if urlsplit(url).scheme == "http" and not _is_local(url):
-            yield name, "mail travels to the service in clear text: https:// uses TLS"
+            yield name, "mail is sent to the service in clear text; use https:// for TLS"
 
 
 def outbox_problems(outbox: OutboxSettings, report: Report) -> Findings:
     if not outbox.url:
         others = (key for key in options_of(OutboxSettings) if report.given("outbox", key))
         if not report.given("outbox", "url") and any(others):
-            yield "url", 'is missing: write "postgresql://USER@HOST:5432/DATABASE"'
+            yield "url", 'is required; expected "postgresql://USER@HOST:5432/DATABASE"'
         return
     if outbox.table == outbox.mailbox_table:
-        yield "mailbox_table", "is the table of messages already"
+        yield "mailbox_table", "must differ from table, the table of messages"
 
 
 # [outbox]: the database whose rows are sent as mail.
@@ -560,7 +558,7 @@ class OutboxSettings:
 
 def outbox_advice(outbox: OutboxSettings, delivery: DeliverySettings) -> Findings:
     if outbox.url:
-        yield from _database_advice(outbox, delivery, "from")
+        yield from _database_advice(outbox, delivery)
 
 
 # [[webhook]] and [report]: events over HTTP, and the daily report by mail.
@@ -624,14 +622,14 @@ class ReportSettings:
 def webhook_problems(webhook: WebhookSettings) -> Findings:
     parts = urlsplit(webhook.url)
     if webhook.url and (not parts.hostname or parts.scheme not in ("https", "http")):
-        yield "url", 'is not an address that events can be posted to: write "https://…"'
+        yield "url", 'is not a URL that events can be posted to; expected "https://…"'
     elif parts.scheme == "http" and not webhook.private:
-        yield "url", "http:// is for everyone to read on the way: use https, or private = true"
+        yield "url", "http:// is not encrypted; use https://, or set private = true"
 
 
 def webhook_advice(webhook: WebhookSettings) -> Findings:
     if webhook.addresses is WebhookAddresses.CLEAR:
-        yield "addresses", f"clear: {webhook.name} is told the addresses of people"
+        yield "addresses", f"clear: events for {webhook.name} contain full email addresses"
 
 
 def webhook_keys(webhook: WebhookSettings, environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -59,13 +59,13 @@ def dns_advice(dns: DnsSettings) -> Findings:
 def retry_problems(retry: "RetrySettings", report: Report) -> Findings:
     if report.given("retry", "schedule"):
         if not retry.schedule:
-            yield "schedule", 'is empty: give at least one delay, as in ["5m"]'
+            yield "schedule", 'must contain at least one delay, for example ["5m"]'
         elif retry.policy is not RetryPolicyName.SCHEDULE:
-            yield "schedule", f'is not used with policy = "{retry.policy}": leave one of the two out'
+            yield "schedule", f'has no effect with policy = "{retry.policy}"; remove one of them'
     if retry.backoff and report.given("retry", "policy"):
-        yield "backoff", "takes the place of policy: leave one of the two out"
+        yield "backoff", "replaces policy; remove one of them"
     if retry.suspend_min > retry.suspend_max:
-        yield "suspend_min", "is longer than suspend_max, up to which it doubles"
+        yield "suspend_min", "must not be longer than suspend_max, to which it is doubled"
 
 
 class RetryPolicyName(enum.StrEnum):
@@ -154,8 +154,8 @@ def shorter_delays(schedule: tuple[float, ...]) -> Findings:
     """Yield a warning about a retry schedule in which a delay is shorter than the previous one."""
     for earlier, later in pairwise(schedule):
         if later < earlier:
-            shown = f"{format_duration(later)} is after {format_duration(earlier)}"
-            yield "schedule", f"{shown}: mail is tried more often the longer it waits"
+            shown = f"{format_duration(later)} follows {format_duration(earlier)}"
+            yield "schedule", f"{shown}, so mail is retried more often the longer it is queued"
             return
 
 
@@ -364,9 +364,9 @@ def zone_problems(
     hops = endpoints.split_next_hops(zone.next_hop)
     twice = next((hop for at, hop in enumerate(hops) if hop.lower() in map(str.lower, hops[:at])), None)
     if twice is not None:
-        yield "next_hop", f"{twice} is in the list twice"
+        yield "next_hop", f"{twice} is listed twice"
     elif CAPTURE in hops[1:] or CAPTURE in hops[:-1]:
-        yield "next_hop", f'"{CAPTURE}" stands alone: what is captured is not sent'
+        yield "next_hop", f'"{CAPTURE}" cannot be combined with other next hops'
     max_age, whose = zone.max_age or retry.max_age, "max_age" if zone.max_age else "max_age in [retry]"
     if zone.schedule and zone.schedule[0] > max_age and report.sound("retry"):
         first = f"the first delay of {format_duration(zone.schedule[0])} is longer than"
@@ -375,16 +375,16 @@ def zone_problems(
         if not trusts_dns:
             yield "tls", DANE_NEEDS_TRUST
         if not zone.dane:
-            yield "dane", "tls = dane asks for it: leave one of the two out"
+            yield "dane", "false contradicts tls = dane; remove one of them"
         for hop in hops:
             if endpoints.parse_next_hop(hop).kind is NextHopKind.ADDRESS:
-                yield "next_hop", f"{hop} is an address, and TLSA records belong to names"
+                yield "next_hop", f"{hop} is an address, but tls = dane requires a host name"
     if zone.tls_on_connect and zone.tls is TlsMode.NONE:
         yield "tls_on_connect", "uses implicit TLS, which contradicts tls = none; remove one of them", "tls"
     if zone.dkim is DkimMode.REQUIRED and not signs:
         yield "dkim", "requires a [[dkim]] key: without one, all mail of this zone would be deferred"
     if zone.srs and not has_srs:
-        yield "srs", "needs [srs] with a domain and a secret"
+        yield "srs", "requires [srs] with a domain and a secret"
 
 
 def check_shares(zones: Sequence[ZoneSettings], report: Report) -> tuple[ZoneSettings, ...]:
@@ -413,12 +413,12 @@ def zone_advice(zone: ZoneSettings) -> Findings:
         slower = f"max_rate = {zone.max_rate} of the whole zone is slower"
         yield "max_rate_per_destination", f"never reached: {slower}"
     if zone.mix_domains and not zone.next_hop:
-        defer = "Google and others defer all recipients but those in the first domain"
-        yield "mix_domains", f"true in a zone that is routed by MX: {defer}"
+        defer = "Google and other providers defer all recipients except those in the first domain"
+        yield "mix_domains", f"true in a zone that sends to MX hosts: {defer}"
     if zone.next_hop_share and len(endpoints.split_next_hops(zone.next_hop)) < 2:
-        yield "next_hop_share", "has no effect: there is one next hop, or none"
+        yield "next_hop_share", "has no effect, because the zone has fewer than two next hops"
     if zone.mta_sts and zone.next_hop:
-        yield "mta_sts", "has no effect: policies are about MX hosts, not a next_hop"
+        yield "mta_sts", "has no effect with a next_hop, because policies apply only to MX hosts"
 
 
 def _tls_advice(zone: ZoneSettings) -> Iterator[tuple[str, str]]:
@@ -427,10 +427,10 @@ def _tls_advice(zone: ZoneSettings) -> Iterator[tuple[str, str]]:
     if zone.tls is TlsMode.NONE:
         yield "tls", f"none: mail of zone {zone.name} is sent in clear text even where TLS is offered"
     if zone.tls is TlsMode.DANE:
-        mail = f"mail of zone {zone.name} for domains without DNSSEC and TLSA records"
+        mail = f"mail of zone {zone.name} to domains without DNSSEC and TLSA records"
         yield "tls", f"dane: {mail} is not delivered"
     if zone.tls_on_connect:
-        yield "tls_on_connect", "MX hosts do not speak TLS from the first byte: it is for a next_hop"
+        yield "tls_on_connect", "requires a next_hop, because MX hosts do not support implicit TLS"
 
 
 def is_faster(rate: Rate | None, whole: Rate | None) -> bool:
@@ -474,10 +474,10 @@ def check_sources(sources: Sequence[SourceSettings], zones: Sequence[ZoneSetting
         if not named or not report.sound(*path):
             continue
         if not any(source.weight for source in named):
-            report.refuse(path, "each of them has weight = 0, so no mail of this zone could be sent")
+            report.refuse(path, "all these sources have weight = 0, so no mail of this zone could be sent")
         for each in named if not zone.ipv6 and report.sound("zone", at, "ipv6") else ():
             if each.address and all(":" in ip for ip in each.address):
-                only = f"{quoted(each.name)} has IPv6 only, which ipv6 = false keeps this zone from using"
+                only = f"{quoted(each.name)} has only IPv6 addresses, but this zone has ipv6 = false"
                 report.refuse(path, only)
 
 
@@ -485,7 +485,7 @@ def source_advice(sources: Sequence[SourceSettings], zones: Sequence[ZoneSetting
     used = {name for zone in zones for name in zone.sources}
     for at, source in enumerate(sources):
         if source.name not in used:
-            yield (at,), f"no zone sends from {source.name}"
+            yield (at,), f"the source {source.name} is not used by any zone"
 
 
 def address_problems(sources: Sequence[SourceSettings]) -> Findings:
@@ -506,7 +506,7 @@ def _problem_of(text: str) -> str:
         if address.ipv4_mapped is not None:
             return f'{quoted(text)} is an IPv4 address; write "{address.ipv4_mapped}"'
         if address.scope_id is not None or address.is_link_local:
-            return f"{quoted(text)} is a link-local address"
+            return f"{quoted(text)} is a link-local address, which cannot be used as a source"
     return ""
 
 
@@ -524,7 +524,7 @@ def destination_problems(
     needs.
     """
     if entry.tls_names and entry.tls_certificates:
-        whatever = "these certificates are accepted whatever their names are; remove tls_names"
+        whatever = "the names in these certificates are not checked; remove tls_names"
         yield "tls_certificates", whatever
     own = _zones_of(entry, zones)
     most = max((zone.max_connections for zone in own), default=entry.max_connections)
@@ -533,7 +533,7 @@ def destination_problems(
         yield "max_connections", more
     named = [zone.name for zone in own if entry.zone and zone.credentials]
     if entry.tls in WEAK_TLS and named:
-        yield "tls", f"{entry.tls}: zone {named[0]} logs in, which is never done without TLS"
+        yield "tls", f"is {entry.tls}, but zone {named[0]} logs in, which requires TLS"
     if entry.tls is TlsMode.DANE and not trusts_dns:
         yield "tls", DANE_NEEDS_TRUST
 
@@ -581,11 +581,11 @@ def destination_advice(
     named = ({"domain": each.domain, "mx": each.mx, "zone": each.zone} for each in destinations)
     conditions = [{name: frozenset(values) for name, values in each.items() if values} for each in named]
     for at, other in unreachable(conditions):
-        yield (at,), f"never matches: destination[{other}] takes all its mail"
+        yield (at,), f"never matches, because destination[{other}] comes first and matches all its mail"
     for at, entry in enumerate(destinations):
         own = _zones_of(entry, zones)
         if entry.domain and own and all(zone.next_hop for zone in own):
-            compared = "to a next hop, whatever its domain; mx is compared with that"
+            compared = "to a next hop, not by domain; use mx to match the next hop"
             yield (at, "domain"), f"never matches: {_of(own)} {compared}"
         if own and all(is_faster(entry.max_rate, zone.max_rate) for zone in own):
             whose = f"zone {own[0].name}" if len(own) == 1 else "all its zones"
@@ -685,20 +685,20 @@ def credential_problems(credential: CredentialSettings) -> Findings:
 
 def _oauth_problems(credential: CredentialSettings) -> Findings:
     if not credential.token_url:
-        yield "token_url", "is missing: XOAUTH2 needs access tokens from somewhere"
+        yield "token_url", "is required: set it to the URL of the server that issues access tokens"
         return
     if credential.mechanism not in {SaslMechanismName.AUTO, SaslMechanismName.XOAUTH2}:
         no_tokens = f"{credential.mechanism} does not support access tokens"
         yield "mechanism", f'{no_tokens}; use "xoauth2", or remove token_url'
     if not credential.client_id:
-        yield "client_id", "is missing: the application's id at the token server"
+        yield "client_id", "is required: set it to the id of the application at the token server"
     if credential.grant is OauthGrant.REFRESH_TOKEN and not credential.refresh_token:
-        yield "refresh_token", "is missing: say where it is, or choose another grant"
+        yield "refresh_token", "is required: set it to the path of the secret, or choose another grant"
     if credential.grant is OauthGrant.CLIENT_CREDENTIALS:
         if not credential.client_secret:
-            yield "client_secret", "is missing: client_credentials are that"
+            yield "client_secret", "is required with grant = client_credentials"
         if credential.refresh_token:
-            yield "refresh_token", "is not used with grant = client_credentials"
+            yield "refresh_token", "has no effect with grant = client_credentials; remove it"
 
 
 def login_problems(zone: ZoneSettings) -> Findings:
@@ -715,19 +715,19 @@ def credential_advice(credentials: Sequence[CredentialSettings], zones: Sequence
     used = {name for zone in zones for name in zone.credentials}
     for at, credential in enumerate(credentials):
         if credential.name not in used:
-            yield ("credential", at), f"no zone logs in as {credential.name}"
+            yield ("credential", at), f"the credential {credential.name} is not used by any zone"
     for_some = {credential.name for credential in credentials if credential.sender}
     for at, zone in enumerate(zones):
         if not zone.credentials:
             continue
         for name, host, why in passwords_that_end(credentials, zone):
-            yield ("zone", at, "credentials"), f"{name} is a password for {host}: {why}"
+            yield ("zone", at, "credentials"), f"{name} uses a password at {host}: {why}"
         if zone.tls is TlsMode.REQUIRED:
-            redirects = "an attacker who can redirect its connections is shown the login"
+            redirects = "an attacker who can redirect connections could read the password or token"
             yield ("zone", at, "tls"), f"required: {redirects}; verify prevents that"
         if for_some.issuperset(zone.credentials):
-            others = "mail of all others, such as reports (<>), waits until it is too old"
-            yield ("zone", at, "credentials"), f"each is for some senders only; {others}"
+            others = "mail of other senders, such as bounces (<>), stays queued until it expires"
+            yield ("zone", at, "credentials"), f"each credential is limited to some senders; {others}"
 
 
 def passwords_that_end(
