@@ -463,6 +463,13 @@ class TestOperations:
         assert len(await store.update(keys[:2], lambda delivery: structs.replace(delivery, held=False))) == 2
         assert [d.message_id for d in await claim_all(store)] == [message_id(0), message_id(1)]
 
+    async def test_a_change_of_what_was_delivered_meanwhile_is_no_error(
+        self, store: Store, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        gone = DeliveryKey(queue_of("default"), message_id(99), Mailbox("x@example.net"))
+        assert not await store.update([gone], lambda delivery: delivery)
+        assert not caplog.records
+
     async def test_rescheduled_delivery_moves_in_time(self, store: Store) -> None:
         (delivery,) = await store_message(store, 1, next_attempt=NOW + 1000)
         await store.update([delivery.key], lambda d: structs.replace(d, next_attempt=NOW + 5))

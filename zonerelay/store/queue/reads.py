@@ -260,11 +260,13 @@ class QueueReads:
         """Return the deliveries and messages whose states must be known to change these keys."""
         found = ReadResult()
         found.deliveries = {delivery.key: delivery for delivery in await self.deliveries(keys)}
+        existing = {key.message_id for key in found.deliveries}
         for message_id in {key.message_id for key in keys}:
             try:
                 found.messages[message_id] = (await self.message(message_id))[1]
             except (MessageNotFoundError, StoreCorruptError) as error:
-                _log.error("deliveries without a readable message: %s", error)
+                if message_id in existing:
+                    _log.error("deliveries without a readable message: %s", error)
         return found
 
     async def chunks(self, message_id: MessageId, first: int, last: int) -> list[bytes]:
