@@ -140,6 +140,29 @@ async def test_lines_without_a_code_are_skipped_and_the_message_is_sent_once(
     assert b"".join(taken).count(b"Subject: hello") == 2
 
 
+async def test_junk_in_place_of_the_reply_to_rcpt_bounces_nothing(tmp_path: Path) -> None:
+    """The reply to DATA is not the one to RCPT that it seems to be."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 x\r\n")
+        while line := await reader.readline():
+            if line.startswith(b"EHLO"):
+                writer.write(b"250-x\r\n250 PIPELINING\r\n")
+            elif line.startswith(b"RCPT"):
+                writer.write(b"what\r\n")
+            elif line == b"DATA\r\n":
+                writer.write(b"554 no valid recipients\r\n")
+                writer.close()
+            else:
+                writer.write(b"250 ok\r\n")
+
+    async with sending_to(serve, tmp_path) as running:
+        await running.send("app@example.org", ["b@example.com"], MESSAGE)
+        [deferred] = await running.until_logged("deferred")
+        assert "connection lost" in str(deferred["reply"])
+        assert not running.log.named("bounced")
+
+
 async def test_too_much_junk_after_the_final_dot_is_in_doubt_and_waits_its_turn(tmp_path: Path) -> None:
     taken: list[bytes] = []
 

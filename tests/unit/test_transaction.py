@@ -127,6 +127,7 @@ DIALOGS = [
     (PIPELINING, 2, [OK, OK, "452 many", GO], "?F", "overflow of a message in doubt: later"),
     (PIPELINING, 1, ["354 what"], "F", "MAIL answered with 354"),
     (PIPELINING, 1, [OK, "354 what"], "F", "RCPT answered with 354"),
+    (PIPELINING, 2, [OK, "550 no", GO], "FF", "a missing reply: nobody knows who is refused"),
     (PIPELINING, 1, [OK, OK, "250 what"], "F", "DATA answered with 250"),
     (PIPELINING, 1, [OK, OK, GO, "354 what"], "?", "the final dot answered with 354"),
 ]
@@ -137,6 +138,13 @@ def test_dialog(capabilities: Capabilities, count: int, replies: list[str], expe
     transaction = converse(capabilities, count, *replies)
     assert summary(transaction, count) == expected, why
     assert transaction.phase is TransactionPhase.DONE
+
+
+def test_a_skipped_line_may_have_been_the_missing_reply() -> None:
+    transaction = begun(OK, "554 no valid recipients")
+    transaction.lost(LOST, skipped=True)
+    assert summary(transaction, 1) == "F"
+    assert transaction.refused_at is None
 
 
 def test_pipelined_commands_are_one_write() -> None:

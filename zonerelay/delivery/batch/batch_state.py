@@ -153,7 +153,9 @@ async def run_transaction(
         protocol.abort()
         transaction.abandon(unreadable(error))
     except ConnectionLostError as error:
-        transaction.lost(Reply(451, "4.2", f"{error} during {transaction.phase}"))
+        transaction.lost(
+            Reply(451, "4.2", f"{error} during {transaction.phase}"), skipped=bool(protocol.skipped)
+        )
     except PeerError as error:
         transaction.lost(Reply(451, "5.0", f"{error} (during {transaction.phase})"))
 

@@ -276,10 +276,12 @@ class ClientTransaction:
         """Record that the final dot was sent; the outcome now depends on the peer's reply."""
         self.phase = TransactionPhase.FINAL_DOT
 
-    def lost(self, reply: Reply) -> None:
+    def lost(self, reply: Reply, *, skipped: bool = False) -> None:
         """End the transaction because the connection failed. `reply` is the relay's own; recipients without a
-        final reply are deferred.
+        final reply are deferred. Lines that were `skipped` may have been the missing replies.
         """
+        if skipped and self.phase in (TransactionPhase.RCPT, TransactionPhase.DATA):
+            self._forget_refusals()
         self._end(reply, local=True)
 
     def surplus(self, reply: Reply | None) -> None:
@@ -422,19 +424,23 @@ class ClientTransaction:
         return b""
 
     def _confused(self, reply: Reply) -> bytes:
+        self._forget_refusals()
         self._out_of_step(f"unexpected reply during {self.phase}: {reply}")
         return b""
 
     def _out_of_step(self, text: str) -> None:
-        """End the transaction, because replies no longer match the commands.
-
-        A refusal of one recipient may be meant for another one, so that none of them is final.
-        """
+        """End the transaction, because replies no longer match the commands."""
         self.bdat_failure = BdatFailure.SURPLUS
-        if self._accepted and not self._may_be_taken:
+        if self._accepted:
+            self._forget_refusals()
+        self._end(Reply(451, "5.0", text), local=True)
+
+    def _forget_refusals(self) -> None:
+        """Make no refusal of a recipient final, because it may be meant for another one."""
+        if not self._may_be_taken:
             self.outcomes = [None] * len(self.outcomes)
             self.overflow = []
-        self._end(Reply(451, "5.0", text), local=True)
+            self.refused_at = None
 
     def _end(self, reply: Reply, *, local: bool) -> None:
         self.closing = True
@@ -549,10 +555,10 @@ class ChunkedTransaction(ClientTransaction):
         self._octet_unread = False
         self._script = self._script.removesuffix(DATA)
 
-    def lost(self, reply: Reply) -> None:
+    def lost(self, reply: Reply, *, skipped: bool = False) -> None:
         if self.phase in (TransactionPhase.FIRST_CHUNK, TransactionPhase.LAST_CHUNK):
             self.bdat_failure = BdatFailure.UNANSWERED
-        super().lost(reply)
+        super().lost(reply, skipped=skipped)
 
     def _session_ends(self, reply: Reply) -> bytes:
         if self.phase is TransactionPhase.LAST_CHUNK and not self._probe:
