@@ -50,9 +50,10 @@ _MARKED = re.compile(rf"<(?:redacted:)?({_PSEUDONYM.pattern})>|(?<![\w-])({_PSEU
 # What may stand in a local part. Wider than RFC 5321: a stranger's text is not a grammar, and one
 # character too many only costs a join, while one too few shows part of an address.
 _LOCAL = r"[^\s<>()\[\],;:\"@\\\x00-\x1f\x7f␀-␡�]"
-# The look-behind lets the search start only at the head of a run, which keeps it linear.
+# The look-behind lets the search start only at the head of a run, and apostrophes before an address are not
+# tried as a part of it as well, which keeps it linear.
 _ADDRESS = re.compile(
-    rf"""(?:(?<!{_LOCAL})('*)({_LOCAL}+)|("(?:[^"\\]|\\.)*"))"""
+    rf"""(?:(?<!{_LOCAL})((?:'(?={_LOCAL}))*+)({_LOCAL}+)|("(?:[^"\\]++|\\.)*+"))"""
     r"""(@|%40|\+40|\\x\{40\})(\[[^\]\s]*\]?|\w[\w.-]*\w|\w)""",
     re.DOTALL,
 )
