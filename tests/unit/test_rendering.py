@@ -362,3 +362,18 @@ async def test_a_signature_that_cannot_be_made_is_counted_and_raised() -> None:
     text = setting.events.metrics.exposition().decode()
     assert 'zonerelay_dkim_signatures_total{result="failed"} 1.0' in text
     assert setting.bodies.open_now == 0
+
+
+async def test_other_work_runs_between_the_pieces_of_a_conversion() -> None:
+    bodies, turns = Bodies(HEADER + b"\r\n" + b"\xff\r\n" * 500, piece_size=100), 0
+
+    async def other_work() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    working = asyncio.create_task(other_work())
+    await rendering.conversion_of(MessageId("0"), bodies.read, seven_bit=True, signed_too=False)
+    working.cancel()
+    assert turns > len(bodies.body) // bodies.piece_size

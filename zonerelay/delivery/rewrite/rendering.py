@@ -74,7 +74,7 @@ async def conversion_of(
     if it must be converted. Raise NotConvertibleError and StoreError.
     """
     survey = ConversionSurvey(seven_bit=seven_bit)
-    async with aclosing(read_body(message_id)) as pieces:
+    async with aclosing(_in_turns(read_body(message_id))) as pieces:
         async for piece in pieces:
             survey.feed(piece)
     survey.finish()
@@ -92,12 +92,22 @@ async def conversion_of(
 async def _converted(plan: ConversionPlan, pieces: Pieces) -> Pieces:
     """Yield the converted message in chunks. No chunk is empty."""
     writer = Encoder(plan)
-    async with aclosing(pieces):
-        while piece := await anext(pieces, b""):
+    async with aclosing(_in_turns(pieces)) as turns:
+        async for piece in turns:
             if written := writer.feed(piece):
                 yield written
         if written := writer.finish():
             yield written
+
+
+async def _in_turns(pieces: Pieces) -> Pieces:
+    """Yield the pieces, and let other work run between them, because the store may have all of them at once
+    and to convert one takes 35 ms at worst.
+    """
+    async with aclosing(pieces):
+        async for piece in pieces:
+            yield piece
+            await asyncio.sleep(0)
 
 
 # Makes DKIM signatures: slow ones in a thread if a CPU core is free for it, others on the event loop.
@@ -187,8 +197,8 @@ CheckClaim = Callable[[MessageId], None]
 async def _hash_of(pieces: Pieces) -> str:
     """Return the DKIM body hash for relaxed canonicalization."""
     body = dkim.RelaxedBody()
-    async with aclosing(pieces):
-        async for piece in pieces:
+    async with aclosing(_in_turns(pieces)) as turns:
+        async for piece in turns:
             body.feed(piece)
     return body.digest()
 

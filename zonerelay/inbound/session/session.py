@@ -44,7 +44,7 @@ from zonerelay.smtp.server.proxy_protocol import ProxyHeader, looks_like_proxy
 from zonerelay.telemetry.events.transcript import SessionRecorder
 
 MAX_PIPELINED = 64 * 1024
-MAX_LINES_AT_ONCE = 500  # then other connections are served
+MAX_LINES_AT_ONCE = 100  # then other connections are served
 
 _FOREIGN = frozenset(b"\x16P\r")
 """First bytes of other protocols: a TLS hello, and PROXY headers of both versions."""
