@@ -121,6 +121,8 @@ COSTLY: dict[str, dict[str, Any]] = {
         "html": "{{a}}" * 90,
         "substitutions": {"a": "<" * (MAX_OUTPUT // 5000)},
     },
+    "a tag without an end": {"text": "{{" + " " * 10_000, "substitutions": {"a": 1}},
+    "blanks": {"text": " " * 50_000 + "{{a}}", "substitutions": {"a": 1}},
     "unsupported delimiters": {"text": "{{=<% %>=}}" + "<%a%>" * 100, "substitutions": {"a": "x"}},
 }
 

@@ -27,6 +27,9 @@ from zonerelay.admin.submission.drafts import as_text
 MAX_OUTPUT = 1024 * 1024
 MAX_TAGS = 1000
 _TEXTS = ("subject", "text", "html")
+_WHOLE_TAG = re.compile(r"\{{3}[^{}]{0,300}+\}{3}|(?<!\{)\{{2}[^{}]{0,300}+\}{2}")
+_BLANKS = re.compile(r"[ \t]{300}")
+"""The library's time grows with the cube of such runs, and it holds the interpreter's lock all the time."""
 _TAG = re.compile(r"\{\{\s*(?:[#^&{]\s*)?([^\s{}!/>=#^&][^{}]*?)\s*\}\}")
 
 
@@ -72,6 +75,10 @@ def substituted(fields: Mapping[str, Any], body: JsonBody) -> dict[str, Any]:
             raise wrong(pointer, f"unsupported delimiters, or {limit}")
 
     def filled(text: str, pointer: str) -> str:
+        if "{{" in _WHOLE_TAG.sub(" ", text) or _BLANKS.search(text):
+            raise wrong(
+                pointer, "a name has no end or more than 300 characters, or there are 300 blanks in a row"
+            )
         for name in _TAG.findall(text):
             if name not in values and name != ".":
                 raise wrong(pointer, f"there is no substitution for {name}")
