@@ -543,7 +543,7 @@ def html_response(html: str) -> web.Response:
 
 def file_response(parts: MimeParts, number: str) -> web.Response:
     """Return a file of a message as a download, so that no browser shows it as a page of this relay. Raise
-    NotFoundError if the message does not have it.
+    NotFoundError if the message has no such file.
     """
     part = parts.find(number)
     if part is None:

@@ -83,7 +83,7 @@ class CaptureTooLargeError(CaptureError):
 
 class CaptureRow(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the list of captured messages. Each person is a pair of name and address; `bcc` are the
-    recipients that no header field names.
+    recipients that are not in any header field.
     """
 
     id: str

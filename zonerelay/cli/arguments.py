@@ -2,7 +2,7 @@
 
 Commands that send a request to a relay take their help and their options from `operations/catalogue`. An
 operation that the table does not name is a command as well. Only the parser of the given command is built, so
-that every command responds at once.
+that every command responds immediately.
 
 `parse` returns a namespace whose `run` names the function of the command. Values are converted to the types
 that commands need, so a mistake is reported before a command does anything.

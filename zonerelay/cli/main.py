@@ -1,8 +1,8 @@
 """The entry point of the `zonerelay` command: parses the arguments, runs one command and returns its exit
 status.
 
-Commands are imported when they run: `zonerelay queue list` must respond at once, and `zonerelay serve` must
-not load code for printing tables into a daemon.
+Commands are imported when they run: `zonerelay queue list` must respond immediately, and `zonerelay serve`
+must not load code for printing tables into a daemon.
 """
 
 import errno

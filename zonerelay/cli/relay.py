@@ -114,8 +114,8 @@ def find_relay(arguments: Namespace) -> tuple[ControlClient, Path | None]:
 
     The socket is that of `--socket`. Otherwise it is the one that the file names, whatever other errors the
     file has. Otherwise it is the one of a running process that was started with this file, if the file has
-    changed since. If no file is named and the default one's relay does not run, the socket is that of this
-    user's sandbox, if one runs; a message says so.
+    changed since. If no file is named and the relay of the default file does not run, the socket is that of
+    this user's sandbox, if one runs; a message is printed then.
     """
     from zonerelay.control.client import ControlClient
     from zonerelay.process.sockets import answers

@@ -1,8 +1,8 @@
 """Parses and formats durations and sizes such as "30s", "5m", "1.5h", "5d", "64 KB" and "50 MB".
 
-A number without a unit is refused, because a reader cannot tell seconds from minutes; only 0 needs no unit.
-Sizes are powers of 1024. Every parser raises ValueError with a text that explains what to write instead.
-Every formatter writes a text from which its parser reads the same value.
+A number without a unit is refused, because it could mean seconds or minutes; only 0 needs no unit. Sizes are
+powers of 1024. Every parser raises ValueError with a text that explains what to write instead. Every
+formatter writes a text from which its parser reads the same value.
 """
 
 import re

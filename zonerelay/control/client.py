@@ -2,7 +2,8 @@
 
 It starts fast, because it imports only the standard library and the structs of `operations`. An answer
 consists of lines of JSON. A relay that works on the answer sends a `Progress` every second; one that is
-silent for `timeout` seconds is treated as failed. Every failure is a ControlError whose text says what to do.
+silent for `timeout` seconds is treated as failed. Every failure is a ControlError whose message says what to
+do.
 """
 
 import re

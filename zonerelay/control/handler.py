@@ -4,7 +4,7 @@ A failure of the store is answered with a ControlError that contains the store's
 
 `Bodies` returns the bytes of one message, as received or as a zone would send them. The stored body is read
 in chunks, so that only one is in memory. A rendition is the one that the zone's attempts use
-(`delivery/rewrite`), and it is cached for them. Every access is logged with the person's name.
+(`delivery/rewrite`), and it is cached for them. Every access is logged with the name of the operator.
 """
 
 from __future__ import annotations

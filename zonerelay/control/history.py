@@ -55,8 +55,8 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """The timeline of one message: its known events in chronological order. They are empty if the history,
-    with its `gaps`, does not have it.
+    """The timeline of one message: its known events in chronological order. They are empty if the history
+    does not contain the message, perhaps because of its `gaps`.
     """
 
     steps: tuple[TraceStep, ...]

@@ -1,6 +1,6 @@
 """Handles `suspend`, `resume` and requests for the active suspensions and hold rules.
 
-A mistake in a request is a ControlError that says what to write instead.
+An invalid request raises a ControlError that says what to write instead.
 """
 
 import asyncio

@@ -3,12 +3,12 @@ sockets and of the control socket.
 
 A supervisor calls its workers, and a worker with an HTTP listener calls its supervisor. Each connection has
 one call, a line of JSON, which is answered with one line per frame. A slow, silent or vanished client costs
-one bounded buffer and one task, and is disconnected after a fixed time. A busy server sends a sign of life
-every second, so one that is silent for `silence` seconds counts as not answering. Frames are read only as
+one bounded buffer and one task, and is disconnected after a fixed time. A busy server sends a progress frame
+every second, so a server that is silent for `silence` seconds counts as unresponsive. Frames are read only as
 fast as the caller takes them, because a list is as long as a queue.
 
 The module also defines where the control socket is, and how its file is created and removed. Every refusal is
-a ControlError that says what to do.
+a ControlError whose message says what to do.
 """
 
 from __future__ import annotations

@@ -128,8 +128,8 @@ class History:
             self._wake.set()
 
     async def written(self) -> None:
-        """Wait until all events so far are in the history file. Return at once if it cannot be written, and
-        after `PATIENCE` seconds in any case.
+        """Wait until all events so far are in the history file. Return immediately if the file cannot be
+        written, and after at most `PATIENCE` seconds.
         """
         if not self._queue or self.problem or self._stop.is_set():
             return

@@ -68,7 +68,7 @@ class FieldValueError(ValueError):
 
 
 def header(name: str, text: str) -> str:
-    """Return a field. Encoded words are for texts that people read, and would break a structured field
+    """Return a field. Encoded words are allowed in unstructured text only, and would break a structured field
     (RFC 2047 5). Raise FieldValueError.
     """
     if not _STRUCTURED.fullmatch(name.lower()):

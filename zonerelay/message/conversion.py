@@ -2,8 +2,8 @@
 and 7 bits if required.
 
 The message is read once to find the parts that have lines which are too long or, for seven bits, bytes beyond
-ASCII. The resulting `ConversionPlan` tells an `Encoder` what to encode. Both passes follow the boundaries of
-the parts (RFC 2046 5.1), into messages within messages.
+ASCII. The resulting `ConversionPlan` determines what an `Encoder` encodes. Both passes follow the boundaries
+of the parts (RFC 2046 5.1), into messages within messages.
 
 - Texts become quoted-printable, other parts base64. A part that needs nothing keeps every byte.
 - A part that is base64 or quoted-printable already keeps its encoding and gets shorter lines

@@ -11,7 +11,7 @@ SMTPUTF8 can have, and for the returned part when such mail has UTF-8 in its hea
 
 The caller decides whether a report is due, and its recipient; the null sender never gets one.
 
-Writes the part of a delivery report for people: what happened, why, and what follows.
+Writes the human-readable part of a DSN: what happened, why, and what happens next.
 """
 
 import enum
@@ -54,7 +54,8 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     """The content of one DSN about `message`, which is sent to the sender of the message. The caller limits
     the size of the returned part.
 
-    With `whole_message` the message comes back instead of its header; it must pass `header.fits_lines`.
+    With `whole_message`, the DSN contains the whole message instead of its header; the message must pass
+    `header.fits_lines`.
     """
 
     kind: DsnKind

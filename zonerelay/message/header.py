@@ -11,10 +11,12 @@ All readers must see the same header; otherwise one of them sees a field that wa
   that begins with a blank would otherwise continue our last field).
 - `lead` is `Mailbox-Line: ` before an mbox "From " line, so that the fields below it remain header fields.
 - Some readers drop NUL, some every control character: `controls` says that the header contains a NUL, or a
-  control character in a text that is a field's name without it. The scanner removes them where the listener
-  says so and changes nothing else. Control characters stay in values, because ISO-2022-JP has ESC (RFC 1468).
+  control character in a text that is a field's name without it. The scanner removes them if the listener is
+  configured so, and changes nothing else. Control characters stay in values, because ISO-2022-JP has ESC (RFC
+  1468).
 
-Memory: at most `max_size` bytes and one piece. Field values kept for people are limited to `MAX_METADATA`.
+Memory: at most `max_size` bytes and one piece. Field values that are stored for display are limited to
+`MAX_METADATA`.
 
 The module also replaces addresses in the header fields that hold addresses (RFC 5322 3.4).
 
@@ -469,8 +471,8 @@ def edit_header(
 ) -> bytes:
     """Add, replace and remove fields in a header section that begins with its `Header.lead`.
 
-    The order is: remove; replace, where a message has the field (the first of its name is replaced, the
-    others go); add, in the order given. Names are compared without case; values are ASCII.
+    The order is: remove; replace, if the message has the field (the first one is replaced, and others with
+    its name are removed); add, in the order given. Names are compared without case; values are ASCII.
     """
     if remove or replace:
         lower = block.lower()

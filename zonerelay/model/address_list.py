@@ -11,9 +11,9 @@ domain, as `root` does: the caller decides about that. What cannot be read affec
   be one of @ [ \ ] (GBK, Big5, Shift JIS), and in ISO-2022-JP any.
 
 The time is linear in the length of the text, and there is no recursion. This module alone reads addresses in
-header fields, because `email.utils.getaddresses` gives other answers with each release of Python. It
-imports almost nothing, because sendmail(1) is started for each message, and it can be imported alone, for
-tests on other Pythons.
+header fields, because the results of `email.utils.getaddresses` differ between releases of Python. It imports
+almost nothing, because sendmail(1) is started for each message, and it can be imported alone, for tests on
+other Pythons.
 """
 
 import re

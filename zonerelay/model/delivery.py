@@ -31,8 +31,8 @@ class QueueKind(enum.StrEnum):
 
 
 class QueueName(NamedTuple):
-    """The name of a queue, and its parts. `text` is the name as stores, exports and people have it; names
-    order as their texts do. `zone` is the name of the zone that serves the queue, and of the webhook whose
+    """The name of a queue, and its parts. `text` is the name in stores, exports and commands; names are
+    ordered like their texts. `zone` is the name of the zone that serves the queue, and of the webhook whose
     events it holds.
     """
 
@@ -121,17 +121,17 @@ class DeliveryKey(NamedTuple):
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The durable state of one recipient of one message. `created` and `next_attempt` are Unix times in
-    seconds; `next_attempt` 0.0 means at once.
+    seconds; `next_attempt` 0.0 means immediately.
 
-    `created` is what ages count from: the acceptance, or the release that the client asked for with
-    FUTURERELEASE (RFC 4865), which `next_attempt` names too until then.
+    Ages are measured from `created`: the acceptance, or the release time that the client requested with
+    FUTURERELEASE (RFC 4865), which is also `next_attempt` until then.
 
-    `attempts` counts finished attempts that reached out to a peer. `last` is the most recent
-    attempt or postponement, `None` before the first. `warned` is set once a delay warning
-    for this recipient has been stored. `act` is the id of the operator's act, or of the standing order, that
-    changed it last, so that only what an act changed is undone; a deferral forgets it. `unknown` is what a
-    newer version has written into its record (JSON): while versions are mixed an older one keeps what it does
-    not understand.
+    `attempts` counts finished attempts that contacted a peer. `last` is the most recent attempt or
+    postponement, or `None` before the first one. `warned` is set once a delay warning for this recipient has
+    been stored. `act` is the id of the operator's change, or of the suspension or hold rule, that changed the
+    delivery last, so that an undo affects only what the change has changed; a deferral clears it. `unknown`
+    are fields (JSON) that a newer version has written into the record: an older version keeps them, because
+    versions may be mixed during an upgrade.
     """
 
     queue: QueueName

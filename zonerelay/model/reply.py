@@ -1,7 +1,7 @@
 """Defines an SMTP reply, of the relay or of a peer, and the outcome of one recipient in one attempt.
 
-The enhanced status class digit is derived from the reply code, never stored beside it: two
-numbers kept in step by hand drift apart (RFC 3463 2: the class must agree with the code).
+The enhanced status class digit is derived from the reply code, never stored separately, so that they cannot
+differ (RFC 3463 2: the class must agree with the code).
 
 `Outcome` is the one type for every result, local or remote: a courier returns one per recipient, the
 retry policy may turn a deferral into an expiry, and `queue/settle/` stores the consequence.
@@ -91,7 +91,7 @@ class Scope(enum.StrEnum):
     RECIPIENT and MESSAGE concern only themselves. HOST means that the destination's hosts could not be
     reached or refused to talk: every delivery for the destination would fail the same way, so the destination
     is suspended. DOMAIN is a routing failure (DNS) of one recipient domain. LOCAL is an error of the relay
-    itself (store, configuration, a bug) and says nothing about any peer.
+    itself (store, configuration, a bug), which implies nothing about any peer.
     """
 
     RECIPIENT = "recipient"
@@ -117,11 +117,11 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The result of one attempt for one recipient. `in_doubt`: the connection was lost after the final dot,
-    before the reply (RFC 1047), so the peer may or may not have taken the message. `tls` is the protocol
-    version used, `""` for clear text. `counts` false: no peer was asked, so no attempt was used up.
-    `dsn_passed`: the peer offers DSN and was told the wishes for reports, so if it took the message,
-    reporting the success is its duty and no longer ours (RFC 3461 5.2). `source` is the [[source]] that the
+    """The result of one attempt for one recipient. With `in_doubt`, the connection was lost after the final
+    dot and before the reply (RFC 1047), so the peer may or may not have accepted the message. `tls` is the
+    protocol version used, `""` for clear text. If `counts` is false, no peer was contacted, so the attempt is
+    not counted. With `dsn_passed`, the peer supports DSN and got the DSN parameters, so if it accepted the
+    message, it is responsible for reporting the success (RFC 3461 5.2). `source` is the [[source]] that the
     peer was reached from, `""` without any.
     """
 

@@ -222,7 +222,7 @@ class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SourcePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A source of the zone and its share of the mail. `chosen` tells whether this mail would be sent from it;
+    """A source of the zone and its share of the mail. `chosen` is true if this mail would be sent from it;
     `None` means that this depends on the message. Until `refused_until`, the source or its IPv6 address is
     not used, because the destination has refused it. `absent` lists those of its addresses that this machine
     does not have.
@@ -580,7 +580,7 @@ class RelayStatus(_Frame, frozen=True, kw_only=True, tag="status"):
 class Explanation(_Frame, frozen=True, kw_only=True, tag="explanation"):
     """The route of mail for an address, and the policies that apply.
 
-    With `unroutable`, the mail would get that reply instead, and `verdict` tells whether the reply defers or
+    With `unroutable`, the mail would get that reply instead, and `verdict` is whether the reply defers or
     bounces it. If `relay_running` is false, the answer was derived from the configuration. `routes` lists the
     evaluated rules, up to the one that matches. `sources` are the sources of the zone, if it has any.
     `ehlo_name` is theirs: several, separated by commas, if the choice depends on the message. `credential`
@@ -647,8 +647,8 @@ class WebhookState(enum.StrEnum):
 
 
 class WebhookRow(_Frame, frozen=True, kw_only=True, tag="webhook"):
-    """A webhook with its state and its number of queued events. `oldest` is the Unix time of the oldest event
-    that waits for it.
+    """A webhook with its state and its number of queued events. `oldest` is the Unix time of its oldest
+    queued event.
     """
 
     name: str

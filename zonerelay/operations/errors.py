@@ -1,5 +1,5 @@
 """The exceptions that operations raise, each with its code for clients. Each error has a kind, from which
-HTTP and the command line derive a status, and a text for people.
+HTTP and the command line derive a status, and a human-readable message.
 """
 
 import enum

@@ -1,6 +1,6 @@
 """Defines the requests of operators: their fields, constraints and help texts.
 
-Fields that people can set carry an `option`; the others are set by a supervisor. A request with an unknown
+Fields that users can set have an `option`; the others are set by a supervisor. A request with an unknown
 field is refused, because a request that is only partly understood might change the wrong deliveries.
 `answers.py` has the replies, and `catalogue.py` describes how each request is reached.
 """

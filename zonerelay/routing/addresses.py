@@ -49,7 +49,7 @@ def _encode(name: str) -> str:
 
 def organization(name: str) -> str:
     """Return the domain that was probably registered: the last two labels of a name, or three where the last
-    ones are as in co.uk. Whoever registered it can make any number of names below it.
+    ones are as in co.uk. Its owner can create any number of names below it.
     """
     labels = name.rsplit(".", 3)
     is_two_parts = len(labels) > 2 and len(labels[-1]) == 2 and len(labels[-2]) <= 3

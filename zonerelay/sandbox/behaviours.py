@@ -31,8 +31,8 @@ _SLOW = re.compile(r"slow-(\d{1,3})s\Z")
 
 
 class ScriptedReply(msgspec.Struct, frozen=True):
-    """A scripted reply of the sandbox's receiver. Replies have no CRLF; an empty one stands for the usual
-    reply. `delay` is in seconds.
+    """A scripted reply of the sandbox's receiver. Replies have no CRLF; an empty one means the usual reply.
+    `delay` is in seconds.
     """
 
     rcpt: str = ""

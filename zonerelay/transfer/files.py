@@ -5,7 +5,7 @@ open deliveries (docs/store/spool-format.md, "Exported mail").
 
 Promises: nothing appears under the requested name before all of it is durable, and nothing existing is
 replaced. A target that is abandoned removes what it has written. Input is checked as if a client had sent it,
-because people edit files: addresses, ids and texts that other servers will read.
+because users edit files: addresses, ids and texts that other servers will read.
 
 An export reads selected mail out of a store, message by message, without changing the store. Memory: ninety
 bytes per message while the mail is selected, and eight afterwards; a hundred messages without their bodies,

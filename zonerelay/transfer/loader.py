@@ -200,8 +200,8 @@ class Loader:
 
         Messages in our own format keep their id. The id of others is derived from the source and the time of
         acceptance, so that old mail is sent before new mail, and an import that was killed recognizes what it
-        has stored. An id from the future comes from a wrong clock; it is replaced, because this relay's ids
-        would continue from it for good.
+        has stored. An id from the future comes from a wrong clock; it is replaced, because this relay's later
+        ids would continue from it.
         """
         is_part = len(fresh) < len(item.deliveries) or any(
             self.register.knows(item.key, each.address) for each in item.message.envelope.recipients

@@ -83,8 +83,8 @@ class MovePhase(enum.IntEnum):
     """How far the move of a message has progressed.
 
     PLANNED: the message may be held in the source, and may have been copied. COPIED: it may also have been
-    removed from the source. REMOVED: it has left the source for good, and its copy may have been released.
-    AWAKE: the move is complete.
+    removed from the source. REMOVED: it has been removed from the source, and its copy may have been
+    released. AWAKE: the move is complete.
     """
 
     PLANNED = 1

@@ -9,9 +9,9 @@ Promises:
 - Nothing here delays mail: webhooks have their own zone in the store, and their own tasks.
 
 Policy: a refused event is retried by the schedule of Standard Webhooks, and only the events about its message
-wait for it. If the endpoint does not answer, or refuses several in a row, all events wait, and one at a time
-is tried; its first success releases the others. 410 stops the webhook until a reload, a restart or `zonerelay
-webhook replay`.
+wait for it. If the endpoint does not respond, or refuses several events in a row, all events wait while one
+at a time is tried; the first success releases the others. 410 stops the webhook until a reload, a restart or
+`zonerelay webhook replay`.
 
 Failure: after a crash, all events that were not removed are posted again, with the same ids.
 """
@@ -84,8 +84,8 @@ class EventPosition(NamedTuple):
 
     @classmethod
     def read(cls, recipient: Mailbox) -> "EventPosition":
-        """Parse the recipient address of an event's delivery. One that is not understood, such as that of a
-        newer release, stands for itself.
+        """Parse the recipient address of an event's delivery. An address with an unknown form, such as that
+        of a newer release, counts as a single event.
         """
         source, _, rest = recipient.partition("@")[0].partition(".")
         step, _, count = rest.partition(".")

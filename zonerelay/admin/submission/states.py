@@ -1,5 +1,5 @@
 """Determines the state of a message for each recipient, from the queue or from the history. There, addresses
-are pseudonyms unless `[history] addresses` says otherwise.
+are pseudonyms unless `[history] addresses` is "clear".
 """
 
 import json

@@ -89,8 +89,8 @@ def _print(console: Console, line: Text) -> None:
 
 def event_line(event: MailEvent, *, wide: bool) -> Text:
     """Format one event: time, worker, event name and fields, the most useful fields first. The line is cut at
-    the width of the terminal. On a narrow one, addresses are shortened and the host is omitted (`--json` has
-    it).
+    the width of the terminal. On a narrow terminal, addresses are shortened and the host is omitted (`--json`
+    includes it).
     """
     worker = "" if event.worker is None else f"{event.worker} "
     line = Text(f"{_clock(event.at)} {worker}", style="")

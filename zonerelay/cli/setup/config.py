@@ -9,7 +9,7 @@ policy, as a start does. It reads files with the permissions of the user who run
 
 A heavy library is imported only if the configuration needs it: OpenSSL only for TLS.
 
-`zonerelay config show`: prints the options of the file and their defaults as TOML, for people and scripts.
+`zonerelay config show`: prints the options of the file and their defaults as TOML.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ Without `--yes`, a repair reports what it would do, and changes nothing. Its exi
 lost, 1 if something could not be saved (or would not be), and 2 if the repair is not possible.
 
 Messages that cannot be restored are written to the salvage directory. A complete message is stored there in
-the format of `spool export`, with the recipients of whom no record tells whether they have received it, so
-that `spool import` accepts it. An incomplete message is in its subdirectory `incomplete/`: an `.eml` with the
-remaining bytes and a `.json` with the known data.
+the format of `spool export`, with those recipients whose delivery no record confirms, so that `spool import`
+accepts it. An incomplete message is in its subdirectory `incomplete/`: an `.eml` with the remaining bytes and
+a `.json` with the known data.
 
 `acknowledge` ends the warning about lost mail. `accept-empty` makes the relay accept a store that has lost
 the known queue; a relay that refuses the store checks for this decision every few seconds. `is-empty` prints

@@ -1,4 +1,4 @@
-"""Writes output: tables for people and JSON for scripts to standard output, messages to standard error.
+"""Writes human-readable tables and JSON for scripts to standard output, and messages to standard error.
 
 Colours are used only on a terminal. A pipe gets the same tables, without a limit on their width.
 """
@@ -229,7 +229,9 @@ def print_line(row: object, stream: TextIO | None = None) -> None:
 def print_rows(
     rows: Sequence[S], table_of: Callable[[Sequence[S]], RenderableType], nothing: str = "", *, as_json: bool
 ) -> None:
-    """Print rows as a table, or as JSON lines with `--json`. If there are none, tell the user `nothing`."""
+    """Print rows as a table, or as JSON lines with `--json`. If there are none, print the text `nothing` for
+    the user.
+    """
     for row in rows if as_json else ():
         print_line(row)
     if rows and not as_json:

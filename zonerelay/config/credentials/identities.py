@@ -43,7 +43,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An API token with its name, scope and expiry. `sha256` is the hash of the whole token, in hexadecimal.
     Times are Unix seconds; `expires` 0 means never.
 
-    `user` is the user in the credentials file as whom the holder acts, or "".
+    `user` is the user in the credentials file on whose behalf the token submits mail, or "".
     """
 
     name: str

@@ -4,7 +4,7 @@ A listener is closed by default (rule 6). By its address, a client may relay in 
 the listener's `allow_networks`, the client connected to the listener's Unix socket (whose file permissions
 decide who can), or the configuration explicitly opens the listener to every client. Passwords and
 certificates can permit more later in the session. A client that is named by a PROXY header or XCLIENT is
-judged by its own address alone: the address of the load balancer never makes its clients trusted.
+trusted only by its own address, never by the address of the load balancer.
 """
 
 import ipaddress

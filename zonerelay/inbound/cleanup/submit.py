@@ -60,7 +60,7 @@ class SubmittedEnvelope(msgspec.Struct, frozen=True):
 
 class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options that an SMTP client gives in the header, or cannot give at all. For `zone`, the caller has
-    checked that the principal may name it. `notes` are kept in the trace. `partial`: accept the message for
+    checked that the principal may name it. `notes` are stored in the trace. `partial`: accept the message for
     the recipients that are not refused.
     """
 

@@ -227,8 +227,8 @@ class PolicyContext:
 
 
 class Policy:
-    """The base class of policies; it accepts everything. Derive from it and override the steps you need; the
-    others cost nothing.
+    """The base class of policies; it accepts everything. Derive a class from it and override the steps that
+    you need; steps that are not overridden take no time.
 
     `def` methods are called in several threads concurrently, `async def` methods all in one.
     """

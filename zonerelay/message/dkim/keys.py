@@ -1,18 +1,17 @@
 """Private DKIM keys in PEM files, and the [[dkim]] keys, which are found by the author's domain and the time.
 
-Raises ValueError, with the option's path, for a key that cannot be used, and says what is wrong with it; no
-text or repr contains a byte of a key. `PrivateKey.sign` may run in any thread; an RSA key releases the GIL
-while it works. Entries that sign (docs/deliver/dkim.md): those for the domain, else those of the nearest
-wildcard above it, within their dates; of several for one signing domain and algorithm the one that began
-last.
+Raises ValueError with the option's path and the problem for a key that cannot be used; no text or repr
+contains a byte of a key. `PrivateKey.sign` may run in any thread; an RSA key releases the GIL while it works.
+Entries that sign (docs/deliver/dkim.md): those for the domain, else those of the nearest wildcard above it,
+within their dates; of several for one signing domain and algorithm the one that began last.
 
 This is the only importer of `cryptography` for DKIM. Import it only when there is a [[dkim]] entry, because
 that library takes a while to load.
 
 The module also writes and checks the DNS record of a DKIM public key (RFC 6376 3.6.1, RFC 8463 4.2).
 
-No record makes it fail. The domain's owner has to correct the record, so every finding says what is there and
-what should be.
+No record makes it fail. The domain's owner has to correct the record, so every finding has the current and
+the expected value.
 """
 
 import base64
@@ -122,7 +121,7 @@ class DkimEntry(DkimSettings):
 class DkimKeys:
     """All [[dkim]] keys; keys that `old` contains are not read again.
 
-    `ascii_domain` makes A-labels, and raises ValueError for a text that is no domain
+    `ascii_domain` converts a domain to A-labels, and raises ValueError for a text that is not a domain
     (routing/addresses.py).
     """
 

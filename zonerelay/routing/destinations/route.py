@@ -126,8 +126,8 @@ class Batch(msgspec.Struct, eq=False):
     The courier awaits `take_turn` before each transaction. False means that the wait for a turn of the rate
     would be too long; ClaimLostError, that the mail must not be sent now. `rcptdomainmax` is the number of
     domains on a connection for which the peer accepts recipients (RFC 9422); the courier sets it to the limit
-    that the latest peer announces. `more` says that the next batch is likely to be for the same destination,
-    and to come at once. `most_connections` is how many connections the hosts accept at a time; the courier
+    that the latest peer announces. `more` means that another batch for the same destination is likely to
+    follow immediately. `most_connections` is how many connections the hosts accept at a time; the courier
     sets it if they have refused one more.
     """
 

@@ -505,9 +505,9 @@ class Resolver:
         open.
 
         Some name servers deny the whole name when they are queried for a type that they do not know
-        (haraka/Haraka#2310). A name does not exist only if the queries for its addresses say so, too: answers
-        that contradict each other are as unreliable as a failure. The hosts file is used for a name that
-        exists in the DNS, and with `local` for all.
+        (haraka/Haraka#2310). A name counts as nonexistent only if the queries for its addresses agree:
+        contradictory answers are as unreliable as a failure. The hosts file is used for a name that exists in
+        the DNS, and with `local` for all.
         """
         # Both families, whatever a zone uses: a domain that has only one may get the other tomorrow.
         found = await asyncio.gather(self.lookup(name, answers.A), self.lookup(name, answers.AAAA))

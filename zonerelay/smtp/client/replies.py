@@ -6,7 +6,7 @@ skipped wherever they are, because a 250 that stands behind one must not be lost
 cut. A reply beyond its limit, or with too many lines to skip, is a `PeerError`: the stream is out of step and
 the connection must be closed.
 
-The text is for people only, so characters that could move a cursor or forge a log line are replaced here.
+The text is only for display, so characters that could move a cursor or forge a log line are replaced here.
 
 Peers send the same few lines for every message, so short replies of one line are parsed once and remembered.
 """

@@ -3,14 +3,13 @@ DNS.
 
 The module is a table of receivers' texts, because no code says it: 5.7.1 is everything from a block list to a
 wrong password. The unit test has a reply as it was seen for each row. The text is read as one line in lower
-case, without what stands in angle brackets (people's addresses may contain any word).
+case, without the content of angle brackets (addresses may contain any word).
 
 A refusal of the message, the recipient, the sender's domain or its authentication (SPF, DKIM, DMARC) never
-counts, whatever else the text says: the same mail would be refused from any address. Greylisting and limits
-on the number of connections do not count either, because they pass.
+counts, whatever else the text contains: the same mail would be refused from any address. Greylisting and
+limits on the number of connections do not count either, because they pass.
 
-A reply that matches no row is not about our address. All patterns are bounded, because a stranger wrote the
-text.
+A reply that matches no row is not about our address. All patterns are bounded, because the text is untrusted.
 """
 
 # ruff: noqa: E501

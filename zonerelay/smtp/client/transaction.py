@@ -287,7 +287,7 @@ class ClientTransaction:
     def surplus(self, reply: Reply | None) -> None:
         """End the transaction because the peer sent an unexpected `reply`.
 
-        421 is no surplus, because a server may say it at any time (RFC 5321 3.8).
+        421 is not unexpected, because a server may send it at any time (RFC 5321 3.8).
         """
         self.closing = True
         if reply is None or reply.code != 421:

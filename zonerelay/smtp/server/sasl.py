@@ -6,7 +6,7 @@ checks them. Refusals are `CommandError`s, which end the exchange:
 - 501 5.5.2: not strict base64 (one spelling only), not UTF-8, or not a response of the mechanism;
 - 501 5.7.0: the client gave up with `*`;
 - 535 5.7.8: understood, but no user could have them (empty, too long, unprintable name, acting for another
-  user). It is said before a password is looked at, so it tells nothing about users.
+  user). It is sent before the password is checked, so it reveals nothing about users.
 
 User names and passwords are prepared as RFC 8265 does where clients differ, and no further: other spaces
 become U+0020 in passwords, both are NFC. Case is kept. `prepare_*` also serve the code that stores them.
@@ -39,8 +39,8 @@ _CHALLENGES = ("VXNlcm5hbWU6", "UGFzc3dvcmQ6")  # "Username:", "Password:"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The user name and password that a client has sent, before they are checked. `repr` shows neither:
-    people confuse the fields.
+    """The user name and password that a client has sent, before they are checked. `repr` shows neither,
+    because users confuse the fields.
     """
 
     user: str = field(repr=False)

@@ -4,15 +4,15 @@
     a client's IP address    c-orugs4zanfzsa
     a login name             as it is, unless it is an address
 
-A pseudonym is a keyed BLAKE2 hash (65 bits in base 32): the same mailbox always has the same one, so
-log lines join, and a list of guesses is useless without the key. The `d-` part depends on the domain
-alone, so lines join by domain; the `u-` part depends on the whole mailbox, so that `info@` at two
-domains does not give itself away by its frequency. Both ignore case: replies often change it.
-IP addresses and host names of peers stay as they are; they belong to servers, not to people.
+A pseudonym is a keyed BLAKE2 hash (65 bits in base 32): the same mailbox always has the same one, so log
+lines join, and a list of guesses is useless without the key. The `d-` part depends on the domain alone, so
+lines join by domain; the `u-` part depends on the whole mailbox, so that `info@` at two domains does not give
+itself away by its frequency. Both ignore case: replies often change it. IP addresses and host names of peers
+stay as they are; they belong to servers, not to users.
 
-`text` is for what strangers wrote: addresses and Message-IDs in it become the same pseudonyms, control
-characters become visible ones, and it is cut. It is idempotent. Nothing here raises, except
-`load_or_create_key`, as a message.
+`text` is for untrusted text: addresses and Message-IDs in it become the same pseudonyms, control characters
+become visible ones, and it is cut. It is idempotent. Nothing here raises, except `load_or_create_key`, as a
+message.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Defines the metrics of one worker, and writes them in the Prometheus text format.
 
-Every method is cheap and none raises: numbers are kept by `instruments.py`, those that others keep are read
-at each scrape (`READ`), and prometheus-client is only asked to write them down. Labels come from our own
+Every method is cheap and none raises: numbers are kept by `instruments.py`, those of other objects are read
+at each scrape (`READ`), and prometheus-client is only used for the text format. Labels come from our own
 lists and the configuration: zones, outcomes, reasons.
 
 Outcomes: a result that ends a delivery counts once as `delivered`, `bounced` or `expired`; one that

@@ -2,8 +2,9 @@
 
 The source is the spool directory. Recipients in the tree of non-recipients and in the journal (`ID-J`, newer
 than the -H file) are finished. Exim keeps due times in a database of hosts, not with a message, so mail that
-is not frozen is due at once; frozen mail is held. Attempts and the last reply are read from its log of the
-message (`msglog/ID`), whose times are taken as local time. The import is refused while an Exim process runs.
+is not frozen is due immediately; frozen mail is held. Attempts and the last reply are read from its log of
+the message (`msglog/ID`), whose times are taken as local time. The import is refused while an Exim process
+runs.
 """
 
 import contextlib
@@ -75,8 +76,8 @@ def parse_head(raw: bytes) -> HeaderFile:
 
 
 def _tree(line: str, next_line: Callable[[], str]) -> Iterator[str]:
-    """Parse a binary tree of addresses, and yield them, the root first. Each line tells whether it has a left
-    and a right branch.
+    """Parse a binary tree of addresses, and yield them, the root first. Each line shows whether the node has
+    a left and a right branch.
     """
     if line == "XX":
         return

@@ -29,8 +29,8 @@ _REPLY = re.compile(r"\b(4\d\d)[ -](?:4\.(\d{1,3}\.\d{1,3})[ -])?\s*(.*)", re.DO
 
 
 class OpenRecipient(msgspec.Struct, frozen=True, kw_only=True):
-    """A recipient whose delivery in the other system is not complete. `due` is Unix seconds, 0 for at
-    once.
+    """A recipient whose delivery in the other system is not complete. `due` is a Unix time; 0 means
+    immediately.
     """
 
     address: str
