@@ -1,14 +1,8 @@
 # zonerelay in a container: non-root, spool on a volume. How to run it: config/docker.toml.
 
-# Python 3.12 is the newest for which plyvel, the LevelDB binding, comes ready-made. `make pin` names it by digest.
+# `make pin` names the image by its digest.
 FROM python:3.12-slim-bookworm AS build
 WORKDIR /src
-# … for amd64. Elsewhere pip compiles it.
-RUN if [ "$(dpkg --print-architecture)" != amd64 ]; then \
-        apt-get update \
-        && apt-get install --yes --no-install-recommends g++ libleveldb-dev \
-        && rm -rf /var/lib/apt/lists/*; \
-    fi
 RUN python -m venv /opt/zonerelay
 COPY locks locks
 # What the storage engine needs: docker build --build-arg EXTRAS=postgres (or redis, s3; several with commas).
@@ -28,11 +22,6 @@ FROM python:3.12-slim-bookworm
 LABEL org.opencontainers.image.title="zonerelay" \
       org.opencontainers.image.description="A standalone SMTP relay that never loses what it acknowledged" \
       org.opencontainers.image.licenses="MIT"
-RUN if [ "$(dpkg --print-architecture)" != amd64 ]; then \
-        apt-get update \
-        && apt-get install --yes --no-install-recommends libleveldb1d \
-        && rm -rf /var/lib/apt/lists/*; \
-    fi
 # A fixed number, so that a volume keeps its owner from one image to the next.
 RUN groupadd --gid 2525 zonerelay \
     && useradd --uid 2525 --gid 2525 --home-dir /var/lib/zonerelay --no-create-home --shell /usr/sbin/nologin zonerelay \

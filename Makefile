@@ -10,8 +10,8 @@ COMPILE := --quiet --universal --python-version 3.11 --generate-hashes --no-anno
 # pip's own complaint about a missing compiler or header is hard to read.
 define PLYVEL_HINT
 
-If it was plyvel that could not be built: it comes ready-made for x86-64, with Python 3.13 and 3.14 also for ARM
-(aarch64). Elsewhere pip compiles it:
+If it was plyvel, the binding to LevelDB, that could not be built: it comes ready-made for x86-64 and ARM (aarch64).
+Elsewhere pip compiles it:
     apt install build-essential python3-dev libleveldb-dev
 endef
 export PLYVEL_HINT

@@ -1,3 +1,3 @@
-"""The fork of plyvel for Python 3.13 and later; the interface is plyvel's."""
+"""The fork of plyvel for Python 3.12 and later; the interface is plyvel's."""
 
 from plyvel import *

@@ -26,7 +26,7 @@ from typing import TypeAlias
 
 try:
     import plyvel as plyvel  # noqa: PLC0414  # tests take it from here
-except ImportError:  # Python 3.13 and later have its fork, with the same interface
+except ImportError:  # Python 3.12 and later have another fork of plyvel, with the same interface
     import plyvel_next as plyvel  # type: ignore[no-redef]
 
 from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError
