@@ -74,7 +74,7 @@ class Monitored(Protocol):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class HttpServer:
-    """An HTTP server for operators, with limits on its connections. `is_loopback`: only this machine can
+    """An HTTP server for operators, with limits on its connections. With `is_loopback`, only this machine can
     reach the address. `proxies` are the networks of trusted proxies.
     """
 

@@ -56,10 +56,10 @@ VISIT: "ContextVar[RequestIdentity]" = ContextVar("visit")
 class RequestIdentity(msgspec.Struct):
     """The client and the identity of one HTTP request.
 
-    `client` is the client's address, behind a proxy the one that the proxy names.
-    `secure`: TLS is used, here or at the proxy. `private`: tokens and sessions do not cross a network
-    unencrypted, because of TLS, a proxy, or a client on this machine. A part sets `who` to a token's name
-    after authentication; the connection may then serve other requests. `answered`: the response has been
+    `client` is the client's address, behind a proxy the one that the proxy names. `secure` means that TLS is
+    used, here or at the proxy. `private` means that tokens and sessions do not cross a network unencrypted,
+    because of TLS, a proxy, or a client on this machine. A part sets `who` to a token's name after
+    authentication; the connection may then serve other requests. `answered` is set when the response has been
     written. `peer` is the user of this machine who is connected to the control socket.
     """
 

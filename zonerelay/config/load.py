@@ -62,7 +62,7 @@ def read_copy(path: Path) -> tuple[bytes, Settings]:
 class PartialSettings(msgspec.Struct, frozen=True):
     """The settings that could be read from a file that may be invalid. `wrong` are its invalid top-level
     tables and keys; if it is `None`, the file is not TOML, and `settings` only have the paths found in it.
-    `is_sure`: the control socket that these settings name is the one in the file, not a default for an
+    `is_sure` means that the control socket in these settings is that of the file, not a default for an
     unreadable value.
     """
 

@@ -37,9 +37,9 @@ class AddressEntry(NamedTuple):
 
 
 class AddressList(NamedTuple):
-    """The parsed elements of an address list. `clear`: no other software can find different addresses in it,
-    because every quote, comment and bracket has its end, and no encoded word contains a separator of
-    addresses.
+    """The parsed elements of an address list. `clear` means that no other software can find different
+    addresses in it, because every quote, comment and bracket has its end, and no encoded word contains a
+    separator of addresses.
     """
 
     entries: tuple[AddressEntry, ...]

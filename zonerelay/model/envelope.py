@@ -203,14 +203,13 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
 class Message(msgspec.Struct, frozen=True, kw_only=True):
     """A stored message: its envelope, and the properties of its body.
 
-    `size` is the stored size in bytes (CRLF line ends, no dot-stuffing, our own header fields
-    included); `headers` are the fields in order, values unfolded and decoded for people, capped;
-    `plain_lines`: the body was seen to have CRLF line ends only, no line that begins with a dot and no
-    NUL, so that it can be sent as it is; false when it is not known.
-    `long_lines`: a line was seen to be longer than the 998 bytes that every host takes.
-    `body_hash` is the base64 SHA-256 of the body in DKIM's relaxed form (RFC 6376 3.4.4), `""` when no zone
-    computed it.
-    `trace` are notes made at acceptance (`"listener=… bare_lf=3"`), for `queue trace`.
+    `size` is the stored size in bytes (CRLF line ends, no dot-stuffing, our own header fields included);
+    `headers` are the fields in order, with values unfolded, decoded for display and limited in length;
+    `plain_lines` means that the body is known to have only CRLF line ends, no line that begins with a dot and
+    no NUL, so that it can be sent unchanged. `long_lines` means that a line is longer than the 998 bytes that
+    every host must accept. `body_hash` is the base64 SHA-256 of the body in DKIM's relaxed form (RFC 6376
+    3.4.4), `""` when no zone computed it. `trace` are notes made at acceptance (`"listener=… bare_lf=3"`),
+    for `queue trace`.
     """
 
     envelope: Envelope

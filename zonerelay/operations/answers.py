@@ -637,8 +637,8 @@ class StreamGap(_Frame, frozen=True, kw_only=True, tag="missed"):
 
 
 class WebhookState(enum.StrEnum):
-    """The state of a webhook, from best to worst. `DISABLED`: the endpoint has answered 410 and gets no more
-    events.
+    """The state of a webhook, from best to worst. `DISABLED` means that the endpoint has responded with 410
+    and gets no more events.
     """
 
     OK = "ok"

@@ -100,8 +100,8 @@ class CapturedPages:
     async def _read(
         self, visitor: PageRequest, *, is_noted: bool = False
     ) -> tuple[CaptureRow, MimeParts, bytes]:
-        """Read a captured message, and parse its MIME parts. `is_noted`: the previous page has already logged
-        it. Raise NotFoundError if it does not exist.
+        """Read a captured message, and parse its MIME parts. With `is_noted`, the previous page has already
+        logged the access. Raise NotFoundError if it does not exist.
         """
         by = "" if is_noted else visitor.caller
         summary, octets = await self.mail.read(visitor.request.match_info["id"], by, mark=not is_noted)

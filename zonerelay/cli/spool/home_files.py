@@ -58,8 +58,8 @@ def files_of(settings: Settings) -> Iterator[tuple[str, Path]]:
 
 
 class CopiedFiles(msgspec.Struct):
-    """The files that were copied to or from another directory, by name. `kept`: the target already has its
-    own file. `lost`: the file is damaged at its source and was not copied; the entry includes the reason.
+    """The files that were copied to or from another directory, by name. `kept` are files that the target
+    already has. `lost` are files that are damaged and were not copied, with the reason.
     """
 
     copied: list[str] = msgspec.field(default_factory=list)

@@ -30,7 +30,7 @@ Form = Callable[[str], object]
 class Option:
     """The declaration of an option: its type, its limits and its choices. `read` is one of the readers below.
     `least` and `most` are the bounds of numbers, `form` is the parser of a text, and `choices` are the valid
-    words. `optional` also permits 0 or "", meaning none. `several`: the option is a list of such values.
+    words. `optional` also permits 0 or "", meaning none. With `several`, the option is a list of such values.
     `word` is written in the file for the special value `meaning`. With `required`, every entry must have the
     option. `needs` is another option of the table without which this one has no effect, or the value that the
     other must have: `tls = "verify"`.

@@ -264,8 +264,8 @@ def _open_to_all(networks: Iterable[Network]) -> str:
 
 
 def listener_problems(listener: ListenerSettings, *, takes_reports: bool) -> Findings:
-    """Yield the problems of a listener. `takes_reports`: with [srs], a listener is useful even if no client
-    may relay.
+    """Yield the problems of a listener. With `takes_reports` ([srs] is used), a listener is useful even if no
+    client may relay.
     """
     if UnsafeListener.OPEN_RELAY in listener.unsafe and listener.auth is ListenerAuth.REQUIRED:
         yield "unsafe", '"open-relay" has no effect with auth = "required"; remove one of them'

@@ -358,8 +358,8 @@ def check_default_zone(zones: Sequence[ZoneSettings], report: Report) -> None:
 def zone_problems(
     zone: ZoneSettings, retry: RetrySettings, report: Report, *, trusts_dns: bool, signs: bool, has_srs: bool
 ) -> Findings:
-    """Yield the problems of a zone. `trusts_dns`: [dns] declares that answers are validated. `signs`: there
-    is a DKIM key. `has_srs`: [srs] has a domain.
+    """Yield the problems of a zone. `trusts_dns`: [dns] declares that answers are validated. `signs` means
+    that there is a DKIM key. `has_srs`: [srs] has a domain.
     """
     hops = endpoints.split_next_hops(zone.next_hop)
     twice = next((hop for at, hop in enumerate(hops) if hop.lower() in map(str.lower, hops[:at])), None)

@@ -114,7 +114,8 @@ class Client(msgspec.Struct, frozen=True, gc=False):
     """A connected client, and what its address permits. `address` is `""` on a Unix socket, and if the
     address is unknown.
 
-    `proxies`: the client must begin with a PROXY header. `may_xclient`: it may name another by XCLIENT.
+    With `proxies`, the client must begin with a PROXY header. With `may_xclient`, it may name another client
+    by XCLIENT.
     """
 
     address: str

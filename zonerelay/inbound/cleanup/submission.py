@@ -77,7 +77,9 @@ class SubmittingClient:
         return self.ask(Connect(client=self.client_state.info), self._connect_decided)
 
     def hello(self, name: str, *, extended: bool) -> ServerReply:
-        """Process EHLO or HELO, and refuse the client if the policy does. `extended`: it sent EHLO."""
+        """Process EHLO or HELO, and refuse the client if the policy does. `extended` means that it sent
+        EHLO.
+        """
         name = name[:MAX_HELO]
         if Helo not in self.context.asked:
             return self._welcome(name, extended)

@@ -60,8 +60,8 @@ class SubmittedEnvelope(msgspec.Struct, frozen=True):
 
 class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options that an SMTP client gives in the header, or cannot give at all. For `zone`, the caller has
-    checked that the principal may name it. `notes` are stored in the trace. `partial`: accept the message for
-    the recipients that are not refused.
+    checked that the principal may name it. `notes` are stored in the trace. With `partial`, the message is
+    accepted for the recipients that are not refused.
     """
 
     idempotency_key: str = ""
@@ -90,8 +90,8 @@ class Acceptance(msgspec.Struct, frozen=True, tag=True):
 
 
 class Rejection(Refusal, frozen=True, tag=True):
-    """The result of a submission that was refused. `of_sender`: the sender is refused. `recipients` are the
-    refused recipients.
+    """The result of a submission that was refused. With `of_sender`, the sender is refused. `recipients` are
+    the refused recipients.
     """
 
     of_sender: bool = False

@@ -107,7 +107,7 @@ class SuspensionCheck(Protocol):
 
     def refuse(self, origin: Origin, sender: Mailbox, recipient: Mailbox | None, names_zone: bool, /) -> str:
         """Return the id of the suspension that refuses mail of a client from a sender, or "" if there is
-        none. At MAIL, there is no recipient. `names_zone`: the message itself may name its zone.
+        none. At MAIL, there is no recipient. `names_zone` means that the message itself may name its zone.
         """
 
 
@@ -123,10 +123,10 @@ class SharedContext:
     """The objects that all listeners of a worker share, except the store.
 
     `access` is `None` without [[access]], `rewriting` without [[rewrite]], `srs` without [srs], and `users`
-    if no listener offers AUTH. `named` finds the user of a token. `hash_bodies`: mail may be signed (DKIM),
-    and computing the hash of a body is cheapest while it arrives. `capture_zone` is the first zone that
-    captures its mail instead of sending it, or "". `zone_sizes` is the maximum message size, in bytes, of
-    each zone that has one. `idempotency_window` is in seconds.
+    if no listener offers AUTH. `named` finds the user of a token. With `hash_bodies`, body hashes for DKIM
+    are computed while bodies arrive, which is cheapest. `capture_zone` is the first zone that captures its
+    mail instead of sending it, or "". `zone_sizes` is the maximum message size, in bytes, of each zone that
+    has one. `idempotency_window` is in seconds.
     """
 
     memory: SessionMemory = field(default_factory=lambda: SessionMemory(sys.maxsize))

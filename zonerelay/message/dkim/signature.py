@@ -153,7 +153,7 @@ class DkimKey:
     """A DKIM key that signs messages. `domain` is d=. `sign` takes the SHA-256 of the header, 32 bytes, and
     returns the bare signature.
 
-    `slow`: the signature takes long enough to be worth a thread.
+    With `slow`, signing takes so long that it should run in a thread.
     """
 
     domain: str

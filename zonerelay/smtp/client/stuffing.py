@@ -69,7 +69,7 @@ class DotStuffer(ChunkLines):
     """Applies dot-stuffing to a body sent with DATA. `feed` every chunk in order, then `finish` once; write
     what they return.
 
-    `plain`: the body needs nothing but its end.
+    With `plain`, the body needs no changes except at its end.
     """
 
     __slots__ = ("_only_nul",)

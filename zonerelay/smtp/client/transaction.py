@@ -73,8 +73,8 @@ def mail_parameters(envelope: Envelope) -> str:
 
 
 def rcpt_parameters(delivery: Delivery, *, smtputf8: bool) -> str:
-    """Return the DSN parameters of RCPT, NOTIFY and ORCPT, each preceded by a space. `smtputf8`: MAIL has
-    that parameter.
+    """Return the DSN parameters of RCPT, NOTIFY and ORCPT, each preceded by a space. With `smtputf8`, MAIL
+    has the parameter SMTPUTF8.
     """
     notify = f" NOTIFY={_NOTIFY.get(delivery.notify, 'NEVER')}" if delivery.notify else ""
     orcpt = delivery.orcpt

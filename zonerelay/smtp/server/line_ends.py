@@ -28,7 +28,7 @@ class LineEnds:
     """The line ends found while reading a body. `bare_lf` and `bare_cr` count the bare ones that were
     changed.
 
-    `has_long`: a line is longer than MAX_LINE.
+    `has_long` means that a line is longer than MAX_LINE.
     """
 
     __slots__ = ("_held_cr", "_length", "_line_ends", "bare_cr", "bare_lf", "dotted", "has_bare", "has_long")
