@@ -592,7 +592,7 @@ def _people(some: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
 
 
 def _attachments(parts: Sequence[MimePart]) -> list[dict[str, object]]:
-    """Describe attachments. It takes long, because of the checksums."""
+    """Describe the attachments of a message for Mailpit's API. This takes long, because of the checksums."""
     return [_attachment(each) for each in parts]
 
 

@@ -40,7 +40,7 @@ class PeerServer:
         """Connections that have not sent a request yet."""
 
     async def start(self, listener: socket.socket, backlog: int) -> None:
-        """Start to serve. The server becomes the owner of `listener`."""
+        """Start accepting connections at `listener`, which the server now owns."""
         loop = asyncio.get_running_loop()
         self._listening = await loop.create_unix_server(self._connection, sock=listener, backlog=backlog)
 

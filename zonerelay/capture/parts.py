@@ -157,7 +157,7 @@ def _ascii(octets: bytes) -> str:
 
 
 def _fields(octets: bytes, start: int = 0, end: int = sys.maxsize) -> tuple[list[tuple[bytes, bytes]], int]:
-    """Return the names and values of the header that begins at `start`, and where its body begins."""
+    """Return the fields of the header section that begins at `start`, and the position of the body."""
     found = list[tuple[bytes, bytes]]()
     while field := _HEADER.match(octets, start, end):
         found.append((field[1], field[2]))
@@ -167,7 +167,7 @@ def _fields(octets: bytes, start: int = 0, end: int = sys.maxsize) -> tuple[list
 
 
 def _leaves(octets: bytes, start: int, end: int, above: tuple[int, ...]) -> Iterator[tuple[str, Message]]:
-    """Yield the parts of the entity between two positions that have none themselves, with their numbers."""
+    """Yield the leaf parts of the entity between two positions, with their numbers."""
     part, (fields, body) = Message(), _fields(octets, start, end)
     for name, value in fields:
         if name.lower() in _OF_PARTS and len(value) <= _MAX_FIELD:
@@ -256,7 +256,7 @@ def visible(html: str) -> str:
 
 
 def _without_references(html: str) -> str:
-    """Replace the character references, except in a text with a number of more digits than `int` reads."""
+    """Replace character references, unless one has a number with more digits than `int` accepts."""
     try:
         return unescape(html)
     except ValueError:

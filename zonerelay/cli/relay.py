@@ -249,8 +249,8 @@ def control_socket_of(config: Path) -> Path | None:
 
 
 def _users_of(process: Path) -> set[int]:
-    """Return the real, effective, saved and file system user of a process. The owner of its directory may be
-    root for a process of another user.
+    """Return the real, effective, saved and file system user of a process. The owner of its directory in
+    /proc may be root although another user runs it.
     """
     lines = (process / "status").read_bytes().splitlines()
     return {int(each) for line in lines if line.startswith(b"Uid:") for each in line.split()[1:]}

@@ -87,7 +87,7 @@ AskRelay = Callable[[Iterable[QueueShow | Resolve]], Awaitable[list[str]]]
 
 def redactor_of(settings: Settings) -> Redactor | None:
     """Return the redactor with the relay's key, or `None` if there is no key and so no pseudonyms. Raise
-    RedactKeyError.
+    RedactKeyError if the key cannot be read.
     """
     key = load_key(redact_key_of(settings))
     return None if key is None else Redactor(key, enabled=True)
@@ -195,7 +195,7 @@ class HistorySearch(msgspec.Struct, frozen=True):
 
     def became(self, message_id: str) -> str:
         """Describe the outcome of a message that has left the queue, or return "" if it is not known. Raise
-        UnsearchableError.
+        UnsearchableError if the search is not possible.
         """
         outcomes = Counter(each.outcome for each in self.entries(message_id))
         if not outcomes:

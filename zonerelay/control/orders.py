@@ -64,7 +64,7 @@ class OrderAnswers(msgspec.Struct, frozen=True):
         return answers.OrderResult(order=self._row(order), new=new, first_expiry=expiry)
 
     async def resume(self, request: Resume, who: str) -> answers.OrdersResult:
-        """End suspensions. Raise the errors of `suspend`."""
+        """End suspensions and hold rules. Raise the errors of `suspend`."""
         about = request.about
         selectors = tuple(getattr(about, name) for name in SELECTORS)
         if not request.id and about == Selectors():

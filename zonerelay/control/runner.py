@@ -123,8 +123,8 @@ class Runner:
                     yield frame
 
     async def all(self, request: Request, answer: type[F], caller: str) -> tuple[tuple[F, ...], EndFrame]:
-        """Return the frames of one kind, few enough to be in memory, and the end. Raise ControlError if the
-        request fails.
+        """Handle a request in this process, and return its response frames of one type, which must fit in
+        memory, and the end frame. Raise ControlError if the request fails.
         """
         found: list[F] = []
         end = EndFrame()

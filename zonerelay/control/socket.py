@@ -146,7 +146,7 @@ class CallSocket:
         self._clients = Tasks()
 
     async def start(self) -> None:
-        """Listen. Raise ControlError with what to do if that is not possible."""
+        """Create the socket and listen. Raise ControlError with what to do if that is not possible."""
         listener = bind(self._path)
         self._identity = identity(self._path)
         self._server = await asyncio.start_unix_server(
@@ -200,7 +200,7 @@ async def _received(reader: asyncio.StreamReader) -> OperationCall:
 
 
 async def _send(writer: asyncio.StreamWriter, octets: bytes) -> None:
-    """Send bytes. Raise ClientDisconnected if the client has disconnected."""
+    """Send bytes to the client. Raise ClientDisconnected if it has disconnected."""
     if writer.is_closing():  # transports of uvloop do not accept data after they are closed
         raise ClientDisconnected
     writer.write(octets)

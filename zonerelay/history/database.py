@@ -69,7 +69,7 @@ _decode = msgspec.json.Decoder(list[tuple[float, str, dict[str, Field]]]).decode
 
 
 def decode(block: str) -> list[tuple[float, str, dict[str, Field]]]:
-    """Return the events of a block. Raise sqlite3.DatabaseError if it is damaged."""
+    """Decode the events of a block. Raise sqlite3.DatabaseError if it is damaged."""
     try:
         return _decode(block)
     except (msgspec.DecodeError, ValueError) as error:

@@ -68,8 +68,8 @@ class FieldValueError(ValueError):
 
 
 def header(name: str, text: str) -> str:
-    """Return a field. Encoded words are allowed in unstructured text only, and would break a structured field
-    (RFC 2047 5). Raise FieldValueError.
+    """Return a header field. Encoded words are allowed in unstructured text only, and would break a
+    structured field (RFC 2047 5). Raise FieldValueError if the value is not valid.
     """
     if not _STRUCTURED.fullmatch(name.lower()):
         return unstructured(name, text)

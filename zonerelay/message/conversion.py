@@ -60,7 +60,9 @@ class NotConvertibleError(Exception):
 
 
 def ascii_fields(block: bytes) -> bytes:
-    """Return the header section with all fields in ASCII, in the same order. Raise NotConvertibleError."""
+    """Return the header section with all fields in ASCII, in the same order. Raise NotConvertibleError if a
+    field cannot be converted.
+    """
     if block.isascii():
         return block
     if len(block) > MAX_ENCODED:
@@ -247,7 +249,7 @@ class _PartWalker(ABC):
         self._parts = 0
 
     def feed(self, piece: bytes) -> bytes:
-        """Process the next bytes of the message. Raise NotConvertibleError."""
+        """Process the next bytes of the message. Raise NotConvertibleError if it cannot be converted."""
         data = self._rest + piece if self._rest else piece
         *lines, rest = data.split(CRLF)
         written = [self._whole_line(line) for line in lines]

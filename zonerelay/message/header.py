@@ -204,7 +204,7 @@ class HeaderScanner:
         self.size = 0
 
     def feed(self, piece: bytes) -> None:
-        """Process the next bytes. Raise HeaderTooLargeError."""
+        """Process the next bytes of the message. Raise HeaderTooLargeError if its header is too large."""
         if self.held:
             searched = max(len(self.held) - len(_END) + 1, 0)
             if isinstance(self.held, bytes):
@@ -228,8 +228,8 @@ class HeaderScanner:
             self._remove_controls()
 
     def finish(self) -> Header:
-        """End the message. Without an end of the header all of it is header, because a message may have no
-        body.
+        """Process the end of the message. If no end of the header was found, all of it is header, because a
+        message may have no body.
         """
         if self.header is None:
             if _FIRST_LINE.match(self.held):

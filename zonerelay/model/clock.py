@@ -9,8 +9,8 @@ class Clock(Protocol):
     """Interface: wall-clock time, monotonic time and sleep."""
 
     def now(self) -> float:
-        """Return the wall-clock time in seconds since the Unix epoch, UTC. May step when an operator sets the
-        clock.
+        """Return the wall-clock time in seconds since the Unix epoch, UTC. It may jump when an operator sets
+        the clock.
         """
 
     def monotonic(self) -> float:

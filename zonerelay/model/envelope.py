@@ -67,7 +67,7 @@ MAX_ROW = 2**60 - 1
 
 
 class MessageIdSource:
-    """Generates message ids for one worker. Not thread-safe: one event loop owns it."""
+    """Generates message ids for one worker. It is not thread-safe: one event loop owns it."""
 
     def __init__(self, clock: Clock, worker: int = 0, last: MessageId | None = None) -> None:
         self._clock = clock

@@ -682,7 +682,7 @@ class MetricFamilies(_Frame, frozen=True, kw_only=True, tag="families"):
 
 
 class UnreadyReasons(_Frame, frozen=True, kw_only=True, tag="reasons"):
-    """The reasons why a worker is not ready, for its supervisor; none if it is ready. Not a public
+    """The reasons why a worker is not ready, for its supervisor; none if it is ready. They are not a public
     contract.
     """
 

@@ -29,7 +29,9 @@ _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?", re.ASCII)
 
 @lru_cache(8192)
 def ascii_domain(domain: str) -> str:
-    """Convert a domain name to ASCII: `Bücher.Example.` becomes `xn--bcher-kva.example`. Raise ValueError."""
+    """Convert a domain name to ASCII: `Bücher.Example.` becomes `xn--bcher-kva.example`. Raise ValueError if
+    it is not valid.
+    """
     name = domain.lower().removesuffix(".")
     if not name.isascii():
         name = _encode(name)
@@ -48,8 +50,8 @@ def _encode(name: str) -> str:
 
 
 def organization(name: str) -> str:
-    """Return the domain that was probably registered: the last two labels of a name, or three where the last
-    ones are as in co.uk. Its owner can create any number of names below it.
+    """Return the domain that was probably registered: the last two labels of a name, or three if the last two
+    look like a public suffix such as co.uk. Its owner can create any number of names below it.
     """
     labels = name.rsplit(".", 3)
     is_two_parts = len(labels) > 2 and len(labels[-1]) == 2 and len(labels[-2]) <= 3

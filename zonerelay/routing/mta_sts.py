@@ -214,7 +214,7 @@ class StsFiles:
         return found[:limit], problems
 
     def save(self, held: CachedPolicy) -> None:
-        """Write a policy to its file. Raise OSError."""
+        """Write a policy to its file. Raise OSError if that fails."""
         if not self._writable:
             return
         durable.make_directory(self._directory, mode=0o755)
@@ -376,7 +376,7 @@ class StsPolicies:
         return task
 
     async def _fetch(self, zone: ZoneSettings, domain: str, policy_id: str) -> None:
-        """Fetch a policy, and store it or the reason for the failure. Never raises."""
+        """Fetch a policy, and store it or the reason for the failure. This never raises an exception."""
         began = None
         try:
             async with asyncio.timeout(FETCH_TIMEOUT) as limit, self._slots:
@@ -425,7 +425,9 @@ class StsPolicies:
         return ips
 
     def _failure(self, domain: str) -> PolicyLookup | None:
-        """Return the failure of a recent fetch, unless the clock was set back since."""
+        """Return the failure of a recent fetch of this domain's policy, if there was one and the clock was
+        not set back since.
+        """
         failure, now = self._failures.get(domain), self.clock.now()
         return failure if failure is not None and now < failure.expires <= now + RETRY_AFTER else None
 

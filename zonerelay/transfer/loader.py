@@ -89,7 +89,9 @@ def merge_registers(path: Path, target: Path) -> bool:
 
 
 def _digests_in(path: Path) -> set[bytes]:
-    """Return the digests in an import log, without an incomplete last line. Raises TransferError."""
+    """Return the digests in an import log, without an incomplete last line. Raise TransferError if the log is
+    damaged.
+    """
     content = path.read_bytes()
     try:
         lines = (content[end - _LENGTH : end - 1] for end in range(_LENGTH, len(content) + 1, _LENGTH))

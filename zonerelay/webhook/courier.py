@@ -181,7 +181,7 @@ class WebhookCourier:
         return next((item.created for item in self._items), None)
 
     def start(self) -> None:
-        """Start. Do nothing if it has already started."""
+        """Start posting events. Do nothing if the courier has already started."""
         self._task = self._task or asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:

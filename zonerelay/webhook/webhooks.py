@@ -158,7 +158,9 @@ class Webhooks:
     # Events
 
     def stored(self, deliveries: Sequence[Delivery], is_next: bool) -> int:
-        """Take new events that are durable (`store.contract.Stored`)."""
+        """Pass new events, which the store has just made durable, to their couriers
+        (`store.contract.Stored`).
+        """
         courier = self._couriers.get(deliveries[0].zone)
         return 0 if courier is None else courier.stored(deliveries, is_next)
 

@@ -216,7 +216,7 @@ class PageRoutes:
         return await visitor.page("sessions.html", sessions=self._sessions.open(), moment=moment)
 
     async def _end_sessions(self, visitor: PageRequest) -> web.StreamResponse:
-        """End sessions. Ending another session requires scope `operate`."""
+        """End login sessions. Ending the session of another operator requires the scope `operate`."""
         which, mine = visitor.given("end"), visitor.session
         assert mine is not None
         if which != str(mine.number):

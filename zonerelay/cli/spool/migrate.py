@@ -208,7 +208,7 @@ class _MigrationRun:
         self._unusable = set[str]()
 
     async def go(self) -> None:
-        """Migrate. The result is in `moved`.
+        """Migrate the queue. The result is in `moved`.
 
         Raise StoreError, TransferError, OSError or CliError if the migration fails.
         """

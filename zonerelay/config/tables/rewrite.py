@@ -166,7 +166,9 @@ def _covers_dkim(domain: str, name: str) -> bool:
 
 
 def read_key_file(path: Path) -> bytes:
-    """Raises OSError. What is longer than any key is cut off, and is no key then."""
+    """Read the file of a private key. Raise OSError if that fails. A file that is longer than any key is cut
+    off, and so is not a valid key.
+    """
     with path.open("rb") as file:
         return file.read(MAX_KEY_FILE)
 

@@ -633,7 +633,9 @@ def webhook_advice(webhook: WebhookSettings) -> Findings:
 
 
 def webhook_keys(webhook: WebhookSettings, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the secret that signs, then the former ones. Raise SecretError if one cannot be read."""
+    """Return the signing secrets of a webhook: the current one, and then the old ones. Raise SecretError if
+    one cannot be read.
+    """
     keys = {place: read_secret(place, environment) for place in (webhook.secret, *webhook.old_secrets)}
     for each in keys.items():
         check_webhook_key(*each)

@@ -88,7 +88,9 @@ class AccessRules:
         self._index = index_of(rules)
 
     def decide(self, origin: Origin, sender: str, recipient: str) -> Reply | None:
-        """Return the refusal, or None. A client on a Unix socket has no address, which is in no network."""
+        """Return the refusal of a recipient by the first matching rule, or None. A client on a Unix socket
+        has no address, so no network contains it.
+        """
         mail = RoutedMail(sender, origin)
         for at in self._index.find(asked(mail, recipient)):
             conditions, reply = self._rules[at]

@@ -313,7 +313,9 @@ class SubmittingClient:
     def _perhaps_a_report(
         self, transaction: MailTransaction, srs: Srs, recipient: Recipient, *, may_relay: bool
     ) -> ServerReply:
-        """Add a recipient. Replace an address that SRS has made here by the sender that it contains."""
+        """Add a recipient. If it is an SRS address of this relay, replace it by the original sender that it
+        contains.
+        """
         given, context = recipient.address, self.context
         strangers, client = context.srs_recipients, client_key(self.client_state.client.address)
 

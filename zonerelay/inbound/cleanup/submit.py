@@ -105,8 +105,8 @@ Submit = Callable[[SubmitCall, Pieces], Awaitable[Acceptance | Rejection]]
 
 
 class MessageSubmitter:
-    """Accepts mail by the settings of one listener. Those that have started keep the `context` they began
-    with.
+    """Accepts mail by the settings of one listener. Submissions that have started keep the `context` they
+    began with.
     """
 
     def __init__(self, context: ListenerContext) -> None:
@@ -274,7 +274,9 @@ class _Submitting(SubmittingClient):
         return answer
 
     async def _take_content(self, pieces: Pieces, refused: Rejection | None) -> Acceptance | Rejection:
-        """Store the message. A `refused` one is only compared with one that was submitted before."""
+        """Receive the content and store the message. A `refused` message is only compared with one that was
+        submitted before.
+        """
         transaction = self.transaction
         assert transaction is not None
         transaction.chunked = True  # the pieces are chunks: they have neither dot-stuffing nor a final dot

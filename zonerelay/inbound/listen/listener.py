@@ -82,7 +82,7 @@ class AnyListener(ABC, Generic[S]):
 
     @abstractmethod
     def _protocol(self) -> asyncio.Protocol:
-        """Return the protocol of a new connection."""
+        """Return the protocol for a new connection."""
 
     def configure(self, context: ListenerContext) -> None:
         """Use this context for new connections, and for new HTTP requests on open connections. Open sessions

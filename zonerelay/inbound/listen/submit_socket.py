@@ -77,7 +77,7 @@ class SubmitSocket:
         )
 
     def close(self) -> None:
-        """Stop listening. Calls in progress continue."""
+        """Stop accepting submissions. Running ones continue."""
         if self._server is not None:
             self._server.close()
             self._path.unlink(missing_ok=True)

@@ -199,7 +199,8 @@ these.
 
 
 def accept(*, zone: str = "", add: Iterable[tuple[str, str]] = (), remove: Iterable[str] = ()) -> Decision:
-    """Accept. With `zone`, deliver through that zone; with `add` and `remove`, change the header.
+    """Return a decision to accept. With `zone`, the message is sent through that zone; with `add` and
+    `remove`, its header is changed.
 
     `remove` removes all fields with these names from the received message; `add` adds new fields at the top.
     """

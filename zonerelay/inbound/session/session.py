@@ -187,7 +187,7 @@ class Session(asyncio.Protocol):
         self._leave_if_done()
 
     def abort(self) -> None:
-        """Close now. A message that has arrived completely is still committed."""
+        """Close the connection immediately. A message that has arrived completely is still committed."""
         self._end()
         self.transport.abort()
 

@@ -187,7 +187,7 @@ class DkimKeys:
 def read_key(
     path: Path, read: Callable[[Path], bytes], load: Callable[[bytes], PrivateKey] = load_private_key
 ) -> PrivateKey:
-    """Read a key. Raise ValueError, which names the file."""
+    """Read the file of a private key. Raise ValueError, which names the file, if it cannot be used."""
     try:
         return load(read(path))
     except OSError as error:

@@ -253,7 +253,7 @@ def is_truncated(packet: bytes) -> bool:
 
 
 def is_too_long(packet: bytes) -> bool:
-    """Return whether the answer has more records than are read unless they are plain."""
+    """Return whether the answer has more records than may be parsed unless they have the common form."""
     return len(packet) >= _HEADER.size and sum(_HEADER.unpack_from(packet)[2:]) > MAX_RECORDS
 
 

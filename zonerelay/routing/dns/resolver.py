@@ -333,8 +333,8 @@ def _socket(server: NameServer, kind: int) -> socket.socket:
 
 
 def read_answer(packet: bytes, name: str, kind: answers.RecordType[Record]) -> ParsedAnswer[Record]:
-    """Return the answer to the query for `kind` of `name`. Its status is NO_TCP if it does not fit into a
-    packet, so that TCP is needed.
+    """Parse the answer to the query for `kind` of `name`. Its status is NO_TCP if it is truncated, so that
+    TCP is needed.
     """
     if answers.is_truncated(packet):
         return ParsedAnswer(DnsStatus.NO_TCP, (), 0.0)
@@ -451,8 +451,8 @@ class Resolver:
         self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def when_restored(self, call: Callable[[float], object]) -> None:
-        """Register `call`. It is called when an outage of the name servers is over, with the seconds for
-        which failures stay cached.
+        """Register a function to call when an outage of the name servers is over, with the seconds for which
+        failures stay cached.
         """
         self.watch.on_restored = lambda: call(FAILURE_TTL)
 

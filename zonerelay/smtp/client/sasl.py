@@ -71,7 +71,7 @@ class SaslMechanism:
     """The server's words about a refusal inside the exchange, for the operator."""
 
     def respond(self, challenge: bytes) -> bytes:
-        """Return the response to a challenge; the base class rejects further challenges. Raise SaslError."""
+        """Return the response to a challenge; the base class raises SaslError for further challenges."""
         raise SaslError("the server sent another challenge after the exchange was complete")
 
     def accepted(self) -> None:

@@ -436,7 +436,7 @@ class ClientTransaction:
         self._end(Reply(451, "5.0", text), local=True)
 
     def _forget_refusals(self) -> None:
-        """Make no refusal of a recipient final, because it may be meant for another one."""
+        """Defer recipients instead of bouncing them, because a refusal may be meant for another recipient."""
         if not self._may_be_taken:
             self.outcomes = [None] * len(self.outcomes)
             self.overflow = []

@@ -59,7 +59,7 @@ class LineEnds:
         return self._clean(piece[:-1] if self._held_cr else piece)
 
     def _clean(self, body: bytes) -> bytes:
-        """Return the body with CRLF line ends only. No CRLF may be cut in two by the ends of `body`."""
+        """Convert bare line ends to CRLF. `body` must not begin or end within a CRLF."""
         if NUL in body:
             self.dotted = True  # perhaps: DotStuffer will tell which lines
         self._measure(body)
@@ -107,7 +107,8 @@ _TAILS = tuple(END_OF_DATA[:size] for size in (4, 3, 2, 1))
 
 
 def _last_dotted(wire: bytes) -> int:
-    """Return where the last line that begins with a dot is, from the CRLF before it; -1 without such a line.
+    """Return the position of the last line that begins with a dot, including the CRLF before it, or -1 if
+    there is none.
 
     Base64 has no dots, and a search for one byte takes a fiftieth of one for three. `rfind` skips ahead
     where `find` looks at every byte.
@@ -129,7 +130,8 @@ class BodyReader(LineEnds):
         self.rest = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Process received bytes, and return the body bytes that are final. Must not be called once `done`.
+        """Process received bytes, and return the body bytes that are final. It must not be called after
+        `done` is set.
 
         `dotted` is true from the first line on that begins with a dot, or the first NUL (stuffing.py).
         """
@@ -226,7 +228,9 @@ class ChunkReader(LineEnds):
         self.rest = b""
 
     def begin(self, size: int, last: bool) -> None:
-        """Start a chunk after its BDAT command. Must not be called before the chunk of another is done."""
+        """Start a chunk after its BDAT command. It must not be called before the previous chunk is
+        complete.
+        """
         assert self.chunk_done
         assert not self.done
         self._left = size
@@ -235,7 +239,9 @@ class ChunkReader(LineEnds):
         self.rest = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Return the body bytes that are certain now. Must not be called once `chunk_done`."""
+        """Process received bytes, and return the body bytes that are final. It must not be called after
+        `chunk_done` is set.
+        """
         left = self._left - len(data)
         if left <= 0:
             if left:

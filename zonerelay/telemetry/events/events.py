@@ -464,14 +464,14 @@ class Events:
 
     @logged("error", "history-broken")
     def history_broken(self, problem: str) -> None:
-        """Report that the history cannot be written, or that its unusable file was renamed. May come from
-        another thread.
+        """Report that the history cannot be written, or that its unusable file was renamed. Other threads may
+        call this.
         """
 
     @logged("info", "history-restored")
     def history_restored(self, dropped: int) -> None:
-        """Report that the history can be written again, and how many events were lost. May come from another
-        thread.
+        """Report that the history can be written again, and how many events were lost. Other threads may call
+        this.
         """
 
     def close(self) -> None:

@@ -305,8 +305,8 @@ def load_key(path: Path) -> bytes | None:
 
 
 def load_or_create_key(path: Path) -> bytes:
-    """Return the pseudonym key at `path`, and create it (mode 0600) if it does not exist. Safe if workers
-    race.
+    """Return the pseudonym key at `path`, and create it (mode 0600) if it does not exist. Several workers may
+    call this at the same time.
     """
     if (key := load_key(path)) is not None:
         return key

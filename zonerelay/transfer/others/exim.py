@@ -189,7 +189,9 @@ def _processes() -> Iterator[str]:
 
 
 def _message(identity: str, path: Path, spool: Path) -> ForeignMessage:
-    """Read a message. Raise ValueError if it is not valid, and OSError if it cannot be read."""
+    """Read a message from Exim's spool. Raise ValueError if it is not valid, and OSError if it cannot be
+    read.
+    """
     with path.open("rb") as file:
         head = parse_head(file.read(_MAX_HEADER_FILE))
     journal = path.with_name(f"{identity}-J")

@@ -193,7 +193,7 @@ def _reasons(lines: bytes) -> dict[str, dict[str, str]]:
 
 
 async def _message(tools: _Tools, file: _QueueFile, reasons: dict[str, str]) -> foreign.ForeignMessage | None:
-    """Read a message. Raise ValueError if it is not valid."""
+    """Read a message from Postfix's queue. Raise ValueError if it is not valid."""
     if file.queue == "maildrop":
         raise ValueError("it is in maildrop and has not been through cleanup; start Postfix briefly")
     if not file.is_whole:

@@ -147,7 +147,9 @@ def _ids(database: plyvel.DB) -> list[bytes]:
 
 
 def _message(database: plyvel.DB, identity: bytes) -> ForeignMessage:
-    """Read a message. Raise ValueError if it is not valid, or if the database fails."""
+    """Read a message from ZoneMTA's database. Raise ValueError if it is not valid, or if the database
+    fails.
+    """
     name = b"message " + identity
     try:
         mark, meta = database.get(name + b" #"), database.get(name + b" *")
