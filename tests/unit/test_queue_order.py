@@ -15,13 +15,7 @@ from tests.support.queueing import NO_HOST, delivery, plan_claim, wants_claim
 from zonerelay.model.delivery import parse_queue, queue_of, queues_of
 from zonerelay.model.envelope import Priority
 from zonerelay.queue.destination.backlog import FRESH_WEIGHT, STRIDE, Backlog, MessageQueue, Precedence
-from zonerelay.queue.destination.destinations import (
-    AGAIN_AT_ONCE,
-    AT_ONCE,
-    OF_ONE_AT_ONCE,
-    RouteLookups,
-    UnroutedMail,
-)
+from zonerelay.queue.destination.destinations import AT_ONCE, SHARE, RouteLookups, UnroutedMail
 from zonerelay.queue.selection import BUSY, FRESH_STARTS, LEAST, LOOK, PATIENCE, BacklogThrottle
 from zonerelay.queue.zone.plan import MEASURED, UNASKED
 from zonerelay.telemetry.metrics.instruments import CpuDemand
@@ -269,22 +263,23 @@ def test_domains_without_a_route_do_not_keep_the_places_of_others() -> None:
     names = [f"dead{n}.example" for n in range(2 * AT_ONCE)]
     for name in names:
         look_ups.want(line(name))
-    for name in [*look_ups.take(), *names[AT_ONCE:]]:
-        look_ups.take()
-        look_ups.ended(name, found=False)
+    while some := look_ups.take():
+        for name in some:
+            look_ups.ended(name, found=False)
     for name in names:
         look_ups.want(line(name, due=1.0))
-        look_ups.want(line(f"alive-{name}"))
+        look_ups.want(line(f"alive-{name}", due=1.0))
     under_way = look_ups.take()
     assert len(under_way) == AT_ONCE
     again = [name for name in under_way if name in names]
-    assert again == names[:AGAIN_AT_ONCE]
+    assert again == names[:SHARE]
     look_ups.ended(again[0], found=True)
-    assert look_ups.take() == [names[AGAIN_AT_ONCE]], "they take turns"
-    for name in look_ups._again_under_way.copy():
+    assert look_ups.take() == [names[SHARE]], "they take turns"
+    for name in list(look_ups._under_way):
         look_ups.ended(name, found=True)
-    look_ups.want(line(again[0]))
-    assert not [each for each in look_ups._again if again[0] in each.domains], "it had a route"
+    back = line(again[0])
+    look_ups.want(back)
+    assert back.share == again[0], "it had a route"
 
 
 def test_the_domains_of_one_organization_do_not_keep_the_places_of_others() -> None:
@@ -293,14 +288,14 @@ def test_the_domains_of_one_organization_do_not_keep_the_places_of_others() -> N
     for name in [*names, "other.example"]:
         look_ups.want(line(name))
     *of_one, other = look_ups.take()
-    assert (of_one, other) == (names[:OF_ONE_AT_ONCE], "other.example")
+    assert (of_one, other) == (names[:SHARE], "other.example")
     look_ups.ended(names[0], found=False)
-    assert look_ups.take() == [names[OF_ONE_AT_ONCE]]
-    for name in (*names[1 : OF_ONE_AT_ONCE + 1], other):
+    assert look_ups.take() == [names[SHARE]]
+    for name in (*names[1 : SHARE + 1], other):
         look_ups.ended(name, found=False)
-    assert all_of(look_ups) == names[OF_ONE_AT_ONCE + 1 :]
+    assert all_of(look_ups) == names[SHARE + 1 :]
     assert not look_ups._held_back
-    assert not look_ups._under_way_of
+    assert not look_ups._active
 
 
 def test_no_more_of_them_are_remembered_than_was_promised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,12 +199,10 @@ class Backlog:
         (`zone/window.py`).
         """
         if delivery.next_attempt > 0 or (since is not None and delivery.message_id < since):
-            if self._again is _NO_MAIL:
-                self._again = MessageQueue(apart=self._apart)
+            self._again = self._again or MessageQueue(apart=self._apart)
             self._again.add(delivery)
         else:
-            if self._fresh is _NO_MAIL:
-                self._fresh = MessageQueue(apart=self._apart)
+            self._fresh = self._fresh or MessageQueue(apart=self._apart)
             self._fresh.add(delivery)
             self.is_new = since is not None
         self.waiting += 1

@@ -514,13 +514,13 @@ class Standing(enum.Enum):
 class UnroutedMail(DestinationQueue):
     """The deliveries to one domain whose route is being looked up."""
 
-    __slots__ = ("is_looked_up", "sought")
+    __slots__ = ("is_looked_up", "share")
 
     def __init__(self, domain: str) -> None:
         super().__init__()
         self.domains[domain] = None
-        self.sought = False
-        """Whether a look-up is wanted or in progress."""
+        self.share: str | None = None
+        """The lookups that count together with this one, or None while none is wanted."""
         self.is_looked_up = False
 
 
@@ -684,9 +684,11 @@ class Work(msgspec.Struct, eq=False):
 
 
 AT_ONCE = 50
-AGAIN_AT_ONCE = AT_ONCE // 5
-OF_ONE_AT_ONCE = AT_ONCE // 5
-"""Of domains of one organization, whose name servers may be silent."""
+SHARE = AT_ONCE // 5
+"""Concurrent look-ups of the names of one organization, and of all domains whose last look-up returned no
+route. Their name servers may be silent.
+"""
+NO_ROUTE = "no route"
 
 KNOWN = 10_000
 """Domains without a route that are remembered."""
@@ -697,28 +699,27 @@ class RouteLookups:
 
     def __init__(self) -> None:
         self._waiting: FairQueue[UnroutedMail] = FairQueue()
-        self._under_way = 0
+        self._under_way: dict[str, str] = {}
+        """The share of each domain that is being looked up."""
+        self._active: Counter[str] = Counter()
+        self._held_back: dict[str, OrderedDict[UnroutedMail, None]] = {}
+        """Lookups that wait until fewer of their share are under way."""
         self._failed: BoundedDict[str, None] = BoundedDict(KNOWN)
         """Domains whose last look-up returned no route."""
-        self._again: OrderedDict[UnroutedMail, None] = OrderedDict()
-        self._again_under_way: set[str] = set()
-        self._under_way_of: Counter[str] = Counter()
-        self._held_back: dict[str, OrderedDict[UnroutedMail, None]] = {}
-        """Lookups that wait until fewer lookups of the same organization are under way."""
 
     def want(self, line: UnroutedMail) -> None:
         """Queue the route lookup for a domain that has new mail."""
         if line.is_looked_up:
             return
-        if not self._failed.keys().isdisjoint(line.domains):
-            self._again[line] = None
-        elif line.urgency is Priority.HIGH:
+        if line.urgency is Priority.HIGH:
             self._waiting.put_first(line)
-        elif line.sought:
+        elif line.share is not None:
             self._waiting.hasten(line)
         else:
             self._waiting.append(line)
-        line.sought = True
+        if line.share is None:
+            (domain,) = line.domains
+            line.share = NO_ROUTE if domain in self._failed else organization(domain)
 
     def sort(self) -> None:
         """Move lookups for mail that has become backlog behind those for fresh mail."""
@@ -727,41 +728,32 @@ class RouteLookups:
     def take(self) -> list[str]:
         """Return the domains to be looked up now. Each look-up must end in `ended`."""
         domains: list[str] = []
-        while self._again and self._under_way < AT_ONCE and len(self._again_under_way) < AGAIN_AT_ONCE:
-            line = self._again.popitem(last=False)[0]
-            self._begin(line, domains)
-            self._again_under_way.update(line.domains)
-        while self._waiting and self._under_way < AT_ONCE:
+        while self._waiting and len(self._under_way) < AT_ONCE:
             line = self._waiting.pop()
-            if line.is_looked_up:  # the line may have been queued twice
+            share = line.share
+            if line.is_looked_up or share is None:  # the line may have been queued twice
                 continue
-            (whole,) = map(organization, line.domains)
-            if self._under_way_of[whole] < OF_ONE_AT_ONCE:
-                self._begin(line, domains)
-            else:
-                self._held_back.setdefault(whole, OrderedDict())[line] = None
+            if self._active[share] >= SHARE:
+                self._held_back.setdefault(share, OrderedDict())[line] = None
+                continue
+            line.is_looked_up = True
+            self._active[share] += 1
+            self._under_way.update(dict.fromkeys(line.domains, share))
+            domains += line.domains
         return domains
 
-    def _begin(self, line: UnroutedMail, domains: list[str]) -> None:
-        line.is_looked_up = True
-        self._under_way += 1
-        self._under_way_of.update(map(organization, line.domains))
-        domains += line.domains
-
     def ended(self, domain: str, *, found: bool) -> None:
-        self._under_way -= 1
-        whole = organization(domain)
-        self._under_way_of[whole] -= 1
-        if not self._under_way_of[whole]:
-            del self._under_way_of[whole]
-        held_back = self._held_back.pop(whole, OrderedDict())
+        share = self._under_way.pop(domain)
+        self._active[share] -= 1
+        held_back = self._held_back.pop(share, OrderedDict())
         while held_back:
             line = held_back.popitem(last=False)[0]
             if not line.is_looked_up:
                 self._waiting.put_first(line)
-                self._held_back[whole] = held_back
+                self._held_back[share] = held_back
                 break
-        self._again_under_way.discard(domain)
+        if not self._active[share]:
+            del self._active[share]
         if found:
             self._failed.pop(domain, None)
         else:
@@ -769,10 +761,9 @@ class RouteLookups:
 
     @property
     def is_wanted(self) -> bool:
-        return bool(self._waiting or self._again)
+        return bool(self._waiting)
 
     def clear(self) -> None:
         """Discard all waiting lookups."""
         self._held_back.clear()
         self._waiting.clear()
-        self._again.clear()

@@ -183,7 +183,7 @@ class ZonePlan:
             return
         line = self._lines[plan.domain]
         self.window.of(plan.priority).exhausted(line.backlog(plan.priority), plan.domain)
-        if isinstance(line, UnroutedMail) and not line.sought and not line.passed_over:
+        if isinstance(line, UnroutedMail) and line.share is None and not line.passed_over:
             del self._lines[plan.domain]
 
     def found(self, domain: str, route: Route, now: float) -> None:
