@@ -205,15 +205,8 @@ def _is_usable(record: TlsaRecord) -> bool:
         return False
     if record.matching != _FULL:
         return len(record.data) == _DIGEST_SIZES.get(record.matching, -1)
-    return is_sequence(record.data) and (record.selector == _KEY or _is_certificate(record.data))
-
-
-def _is_certificate(der: bytes) -> bool:
-    try:
-        public_key(der)
-    except ValueError:
-        return False
-    return True
+    is_readable = record.selector == _KEY or _association(record.data, _KEY, _FULL) is not None
+    return is_readable and is_sequence(record.data)
 
 
 def _matches(der: bytes, record: TlsaRecord) -> bool:

@@ -467,7 +467,8 @@ class OutcomeLog:
             while tries:
                 entries = tries.pop(0)
                 if await self._settle(entries, again=True):
-                    self._failed = [entry for entry in self._failed if entry not in entries]
+                    written = set(entries)
+                    self._failed = [entry for entry in self._failed if entry not in written]
                     progress = True
                 elif not await self._probed():
                     return progress
