@@ -463,8 +463,8 @@ def _meant(words: Sequence[str]) -> list[Command]:
 
 
 def _completed(known: Iterable[Command]) -> Iterator[Command]:
-    """Yield the commands, each with the operations of the catalogue that it can request. An operation that
-    the table does not name follows the others of its group.
+    """Yield the commands, each with the operations of the catalogue that it can request. Commands that only
+    the catalogue defines follow the others of their group.
     """
     from zonerelay.operations.catalogue import OPERATIONS
 

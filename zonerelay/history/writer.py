@@ -142,8 +142,8 @@ class History:
             await asyncio.wait_for(waiter, PATIENCE)
 
     def close(self) -> None:
-        """Write the remaining events and close the file, blocking for at most `AT_THE_END` seconds. Call it
-        in a thread.
+        """Write the remaining events and end the writing thread, blocking for at most `AT_THE_END` seconds.
+        Call it in a thread.
         """
         self._stop.set()
         self._hurry.set()

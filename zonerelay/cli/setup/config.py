@@ -58,7 +58,9 @@ def check_config(arguments: Namespace) -> int:
 
 
 def run(path: Path) -> int:
-    """Check a configuration without changing anything: no directory is created and no socket is opened."""
+    """Check a configuration without changing anything: no directory is created and no socket is opened. Only
+    the machine's own name is resolved.
+    """
     try:
         settings, report = read(path)
         hostname = resolve_hostname(settings, socket.getfqdn)
