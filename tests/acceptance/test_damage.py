@@ -45,7 +45,7 @@ def test_damage_met_while_running_is_told_everywhere_and_the_rest_is_sent(tmp_pa
             assert f"the spool {spool} is damaged (LevelDB: Corruption:" in problem
             listed = run(relay, "queue", "list")
             assert listed.returncode == 1
-            assert "Not in this answer: unreadable records" in listed.stderr
+            assert "Missing in this answer: unreadable records" in listed.stderr
             assert "b'" not in listed.stdout + listed.stderr
             relay.wait_for(lambda: len(tokens(back.messages)) == 39, what="all but the damaged one")
             relay.wait_for(

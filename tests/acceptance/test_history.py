@@ -58,7 +58,7 @@ def test_mail_is_found_by_all_that_is_known_of_it(tmp_path: Path, sink: Sink, zo
         assert len(zonerelay.found(relay, bounced["message_id"], count=3)) == 3
         nothing = zonerelay(relay, "log", "find", "carol@example.com")
         assert (nothing.status, nothing.out) == (1, "")
-        assert "Nothing is found in the history of worker 0" in nothing.err
+        assert "No matching event in the history of worker 0" in nothing.err
         assert "no events of that time" in nothing.err
 
         line = zonerelay(relay, "log", "show", bounced["message_id"])

@@ -49,7 +49,7 @@ def test_sandbox(tmp_path: Path) -> None:
         for words in (["status"], ["queue", "list"], ["log", "find", "n11@example.com"], ["report"]):
             done = _run(words, environment)
             assert done.returncode == 0, done
-            assert "this is the sandbox" in done.stderr
+            assert "using the sandbox" in done.stderr
         # A relay that was named is never another one.
         assert _run(["status", "--config", str(tmp_path / "absent.toml")], environment).returncode == 2
     finally:

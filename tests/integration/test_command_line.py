@@ -57,19 +57,19 @@ SAID: list[tuple[str, int, list[str], list[str]]] = [
     ("queue list --domain nowhere.example", 0, [], ["No delivery matches"]),
     (f"queue show {GONE}", 1, [], [f"zonerelay: message {GONE} is not in the queue\n"]),
     (f"queue trace {ONE}", 0, ["accepted", "from 192.0.2.1"], []),
-    (f"queue drop {GONE}", 1, ["0 deliveries"], ["No such message"]),
+    (f"queue drop {GONE}", 1, ["0 deliveries"], ["The message is not in the queue"]),
     ("queue drop --domain example.com", 2, [], ["--yes"]),
     ("queue drop --yes", 2, [], ["--all"]),
     ("queue bounce --domain example.com --dry-run", 0, ["2 deliveries, which could not be restored"], []),
     ("status", 0, ["the disk is full", "12,345", "421 4.4.1 no answer", "2 more destinations"], []),
-    ("status", 0, ["waits for its turn at a rate: in", "the last of"], []),
+    ("status", 0, ["waits for a rate limit: in", "the last of"], []),
     (
         "explain alice@example.com --from app@example.org",
         0,
         ["recipient_domain matches example.com", "mx.example.com port 25", "192.0.2.9 from 192.0.2.1"],
         [],
     ),
-    ("queue list --limit 2", 0, ["deferred ×3"], ["there are more"]),
+    ("queue list --limit 2", 0, ["deferred ×3"], ["are shown"]),
     ("resolve a*@example.org", 2, [], ["cannot be searched by parts"]),
     ("resolve u-aaaa@d-bbbb", 0, ["alice@example.com"], []),
     ("resolve u-zzzz@d-bbbb", 1, [], []),
@@ -249,7 +249,7 @@ async def test_status_says_what_waits_beyond_a_sample_and_how_the_relay_is(shell
     ran = await shell.run("status")
     assert "3.0 GB free" in ran.out
     assert "53: reachable" in ran.out
-    assert "a reload was refused" in ran.out
+    assert "a reload was rejected" in ran.out
     assert "the file was changed" in ran.out
     row = next(line.split() for line in ran.out.splitlines() if line.startswith("slow.example"))
     assert row[:8] == ["slow.example", "default", "0", "0/m", "3", "21k", "<50", "2h1m"]
@@ -287,7 +287,7 @@ async def test_a_watch_is_drawn_again_until_q(shell: Shell) -> None:
 async def test_explain_says_what_each_route_says(shell: Shell) -> None:
     ran = await shell.run("explain", "alice@example.com")
     lines = [" ".join(line.split()) for line in ran.out.splitlines()]
-    assert "routes 11 more that do not match (--json has them all)" in lines
+    assert "routes 11 more that do not match (--json lists all)" in lines
     assert "route 12 no, user, size (to bulk)" in lines
     assert "route 11 no, user, size (to bulk)" not in lines
     assert "route 31 yes, recipient_domain matches example.com" in lines

@@ -300,7 +300,7 @@ async def test_a_signing_domain_has_the_record(check: Check) -> None:
 async def test_records_below_a_wildcard_are_not_looked_up(check: Check) -> None:
     code, (row,) = await check({}, domain="*.example.com")
     assert (code, row["status"]) == (0, "wildcard")
-    assert "with signing_domain one record is enough for all" in str(row["detail"])
+    assert "with signing_domain a single record is enough" in str(row["detail"])
 
 
 async def test_a_key_whose_time_is_over_needs_no_record(check: Check) -> None:

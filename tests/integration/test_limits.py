@@ -144,7 +144,7 @@ async def test_what_waits_for_a_rate_has_the_time_that_all_of_it_takes(tmp_path:
             console = output.console()
             with console.capture() as captured:
                 console.print(delivery_table(queued[:1]))
-            waits = "waits for its turn at a rate: in \\S+, the last of 4 in about 4h"
+            waits = "waits for a rate limit: in \\S+, the last of 4 in about 4h"
             assert re.search(rf"  ready  +default  .*  {waits}", captured.get())
             (told,) = await running.rows(QueueExplain(message_id=queued[0].message_id), Explanation)
             assert told.queued is not None

@@ -52,7 +52,7 @@ def test_a_user_is_added_with_a_password_from_a_script(shell: Shell) -> None:
     ran = shell.user("add", "app", "--password-stdin", typed=f"{PASSWORD}\n")
     assert (ran.status, ran.out) == (0, "")
     assert f"User app was added to {shell.file}." in ran.err
-    assert "the relay's user has to be one of them" in ran.err or "cannot read it" in ran.err
+    assert "The relay's user must be one of them" in ran.err or "cannot read it" in ran.err
     assert shell.knows("app", PASSWORD)
     assert PASSWORD not in shell.file.read_text()
 
@@ -275,7 +275,7 @@ def test_guard_rails_are_set_shown_and_taken_back(shell: Shell) -> None:
     set_keys = ("senders=example.com", "priority=bulk", "octets_per_day=5MB", "networks=::1,10.0.0.0/8")
     ran = shell.user("set", "app", *set_keys)
     assert (ran.status, ran.out) == (0, "")
-    assert "It counts from the next message." in ran.err
+    assert "This applies from the next message." in ran.err
     assert user_limits.file_beside(shell.file).stat().st_mode == mode
     shown = json.loads(shell.user("show", "app", "--json").out)
     assert shown == {
@@ -303,7 +303,7 @@ def test_guard_rails_are_set_shown_and_taken_back(shell: Shell) -> None:
     shell.user("remove", "app")
     shell.user("add", "app", "--generate")
     assert json.loads(shell.user("show", "app", "--json").out)["rails"] == {}
-    assert "There are none" in shell.user("default").out
+    assert "There are no default limits" in shell.user("default").out
     assert shell.user("default", "recipients_per_day=5000").status == 0
     assert shell.user("default").out == "recipients_per_day = 5000\n"
     assert re.search(r"recipients_per_day +5000, the default", shell.user("show", "app").out)

@@ -44,7 +44,7 @@ def test_a_stopped_relay_renders_mail(config: Path, capsysbinary: pytest.Capture
     config.write_text(config.read_text() + '[[zone]]\nname = "default"\nheader_add = ["X-Sent: yes"]\n')
     status, sent, said = cat(2, "--as-sent")
     assert (status, sent) == (0, b"X-Sent: yes\r\nSubject: x\r\n\r\nhello\r\n")
-    assert said.startswith(b"As zone default sends it, from ")
+    assert said.startswith(b"As sent by zone default with the envelope sender ")
     status, sent, said = cat(9)
     assert (status, sent) == (1, b"")
     assert b"is not in the queue" in said

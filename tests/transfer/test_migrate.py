@@ -52,8 +52,8 @@ def test_what_lies_beside_the_spool_goes_along_and_replaces_nothing(
     with contextlib.closing(open_for_reading(there / "history" / "00.db")) as database:
         assert database.execute("SELECT count(*) FROM block").fetchone() == (1,)
     printed = capsys.readouterr().out
-    assert "Copied along from beside the spool: history." in printed
-    assert "The target keeps its own: redact.key." in printed
+    assert "Other files copied: history." in printed
+    assert "Not copied, because the target already has them: redact.key." in printed
 
 
 @pytest.mark.parametrize("pair", migrations.PAIRS, ids="-".join)

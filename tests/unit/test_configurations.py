@@ -197,7 +197,7 @@ def test_root_is_told_what_the_relay_may_not_read(check: Check, monkeypatch: pyt
     monkeypatch.setattr("os.geteuid", lambda: 0)
     tls = '[[listener]]\ntls = "starttls"\ncertificate = "/here/good.pem"\nkey = "/here/good.key"\n'
     (note,) = check(tls)[1]
-    assert note == "files were read as root: to try them as the relay's user, sudo -u zonerelay this command"
+    assert note == "files were read as root; run this command with sudo -u zonerelay to check the permissions"
     assert check("") == ([], [])
 
 

@@ -242,7 +242,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         .value("--listen", "ADDRESS", "Accept mail here (default: 127.0.0.1:2525)", _read(_tcp_address))
         .value("--page", "ADDRESS", "Serve page and API (default: 127.0.0.1:8025)", _read(_tcp_address))
         .flag("--open", "Allow non-loopback addresses: anyone can send and read mail")
-        .value("--release-to", "ADDRESS", "Allow release of captured mail to it", _read(_tcp_address)),
+        .value("--release-to", "ADDRESS", "Server for released captured mail", _read(_tcp_address)),
         Command("version", "main:version", "Print the version", has_config=False),
     ),
     "Look": (
@@ -326,7 +326,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         .value("path", "DIR|FILE.tar", "New directory or file", Path)
         .json(),
         Command("spool import", "spool.copies:import_from", "Import mail into a stopped relay")
-        .value("place", "SOURCE", "DIR or FILE.tar of `spool export`; with --from its queue")
+        .value("place", "SOURCE", "DIR or FILE.tar of `spool export`; with --from, its queue")
         .choice("--from", SYSTEMS, "The other system, which must be stopped", dest="system")
         .json(),
         Command("spool migrate", "spool.migrate:migrate", "Move the queue to another configuration")
@@ -368,7 +368,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
 
 _TOPS = {
     "serve": "Run the relay", "worker": "Run a single worker",
-    "sandbox": "Try it without risk", "version": "Print the version",
+    "sandbox": "Try the relay safely", "version": "Print the version",
     "status": "Show the relay's state", "tail": "Follow mail events",
     "explain": "Explain a route", "transcript": "Record sessions",
     "log": "Search the history", "report": "Print the report",
@@ -535,7 +535,7 @@ def _add_fields(parser: argparse.ArgumentParser, operation: Operation, *, option
         if within not in groups and within == "one-of":
             groups[within] = parser.add_mutually_exclusive_group(required=True)
         elif within not in groups:
-            text = "All given conditions must match; * matches any text. Quote it for the shell."
+            text = "All given conditions must match; * matches any text. Quote * in a shell."
             groups[within] = parser.add_argument_group(_WITHIN[within], text)
         options = _options(each)
         if each.option.positional:

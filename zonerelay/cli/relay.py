@@ -129,7 +129,7 @@ def find_relay(arguments: Namespace) -> tuple[ControlClient, Path | None]:
     except CliError:
         for gone in (SYSTEM_CONFIG, LOCAL_CONFIG):
             if running := control_socket_of(gone):
-                complain(f"{gone} is gone: its relay answers at {running}")
+                complain(f"{gone} no longer exists; using its running relay at {running}")
                 return ControlClient(running), None
         raise
     if (path := _socket_since(config)) and answers(path):
@@ -140,7 +140,7 @@ def find_relay(arguments: Namespace) -> tuple[ControlClient, Path | None]:
     path = _socket_of(found)
     if path is None or not answers(path):
         if running := control_socket_of(config):
-            complain(f"{config} has changed or is gone: its relay answers at {running}")
+            complain(f"{config} was changed or removed; using its running relay at {running}")
             path = running
         elif path is None or found.problems:
             wrong = "\n".join(map(str, found.problems))
@@ -190,7 +190,7 @@ def _warn(config: Path, problems: Sequence[ConfigProblem]) -> None:
         return
     more = f" ({len(problems) - 1} more)" if len(problems) > 1 else ""
     check = f"zonerelay check-config --config {config}"
-    complain(f"warning: {problems[0]}{more}. A start with {config} would be refused: {check}")
+    complain(f"warning: {problems[0]}{more}. The relay would not start with {config}; see {check}")
 
 
 def _usual_sandbox(option: Path | None) -> Path | None:
@@ -208,7 +208,7 @@ def _usual_sandbox(option: Path | None) -> Path | None:
             if (usual is not None and answers(usual)) or control_socket_of(path):
                 return None
             break
-    complain("no other relay runs here, so this is the sandbox")
+    complain("no other relay is running; using the sandbox")
     return sandbox
 
 

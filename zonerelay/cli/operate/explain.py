@@ -56,7 +56,7 @@ def explain(arguments: Namespace) -> int:
             console.print()
         console.print(output.facts(_facts(found, time.time())))
         if not found.relay_running:
-            output.tell("\nNo relay is running: this is what the configuration says.")
+            output.tell("\nNo relay is running. This answer uses only the configuration.")
     return FAILED if any(found.unroutable for found in answers) else OK
 
 
@@ -113,7 +113,7 @@ def _terms_facts(found: Explanation) -> Iterator[tuple[str, output.Fact]]:
         if demand.because != "zone":
             yield "", f"because of {_BECAUSE.get(demand.because, demand.because)}"
         if demand.dane:
-            yield "", "hosts with TLSA records are held to them (DANE)"
+            yield "", "certificates of hosts with TLSA records must match them (DANE)"
     if found.mta_sts is not None:
         yield "mta-sts", _policy(found.mta_sts)
 
@@ -154,7 +154,7 @@ def _source_facts(found: Explanation, now: float) -> Iterator[tuple[str, output.
         if each.refused_until is not None:
             what = "its IPv6 address was refused" if each.refused_ipv6_only else "refused"
             over = text.until(each.refused_until, now)
-            line = f"{what} by this destination, usable again {over}: {each.refused_reply}"
+            line = f"{what} by this destination, used again {over}: {each.refused_reply}"
             yield "", Text(line, style="yellow")
         if each.absent:
             yield "", Text(f"not an address of this machine: {', '.join(each.absent)}", style="yellow")
@@ -164,7 +164,7 @@ def _route_facts(found: Explanation) -> Iterator[tuple[str, output.Fact]]:
     """Yield why each `[[route]]` matched or did not match, at most the last ones."""
     left_out = max(len(found.routes) - MAX_ROUTES, 0)
     if left_out:
-        yield "routes", f"{left_out:,} more that do not match (--json has them all)"
+        yield "routes", f"{left_out:,} more that do not match (--json lists all)"
     for check in found.routes[left_out:]:
         if check.matches:
             yield f"route {check.rule}", f"yes, {found.reason}"

@@ -64,15 +64,15 @@ def find(arguments: Namespace) -> int:
     for gap in gaps if arguments.json else ():
         output.print_line(gap)
     if answer.more:
-        output.tell(f"The newest {arguments.rows}; there are more (--limit, or a narrower search).")
+        output.tell(f"Only the newest {arguments.rows} are shown (use --limit or a narrower search).")
     if not found:
         _tell_nothing(settings, workers)
     if not arguments.json:
         _tell_gaps(gaps, len(workers) + len({gap.worker for gap in gaps} - set(workers)) > 1)
     if answer.refused_more and (not found or arguments.outcome == "refused"):
-        output.tell(f"{answer.refused_more:,} more refusals were counted by client, and not kept one by one.")
+        output.tell(f"{answer.refused_more:,} more refusals were only counted, not stored individually.")
     if answer.other_machines:
-        output.tell("Other machines with the same queue were not asked: they have their own history.")
+        output.tell("Other machines that share the queue were not searched: each has its own history.")
     return OK if found else FAILED
 
 
@@ -159,11 +159,11 @@ def forget_address(arguments: Namespace) -> int:
             with contextlib.closing(open_for_writing(path)) as database:
                 count += forget(database, sorted(form.exact), FORGOTTEN)
         except (sqlite3.Error, OSError) as error:
-            raise CliError(f"{path}: {error}; addresses removed so far stay removed") from error
-    print(f"Written over in {text.plural(count, 'place')} of the history.")
+            raise CliError(f"{path}: {error}; histories before this file were already changed") from error
+    print(f"Overwritten in {text.plural(count, 'place')} of the history.")
     if aside := sorted(directory.glob("*.aside")):
-        output.tell(f"It may still be in {' '.join(map(str, aside))}: remove that.")
-    output.tell("Mail in the queue, log lines and backups are as before.")
+        output.tell(f"The address may still be in {' '.join(map(str, aside))}; remove these files.")
+    output.tell("Queued mail, logs and backups were not changed.")
     return OK
 
 
@@ -240,19 +240,19 @@ _STYLES = {
 def _tell_nothing(settings: Settings, workers: Sequence[int]) -> None:
     place = settings.spool.path.parent / DIRECTORY
     if not settings.history.enabled:
-        output.tell("The history is off: [history] enabled = false.")
+        output.tell("The history is disabled ([history] enabled = false).")
     if workers:
         named = ", ".join(map(str, workers))
         asked = f"worker {named}" if len(workers) == 1 else f"workers {named}"
-        output.tell(f"Nothing is found in the history of {asked} in {place}.")
+        output.tell(f"No matching event in the history of {asked} in {place}.")
     elif place.exists():
-        output.tell(f"There is no history that can be read in {place}.")
+        output.tell(f"{place} contains no readable history.")
     else:
-        output.tell(f"No event is stored in {place} yet: a relay writes one within a second or so.")
+        output.tell(f"No history is stored in {place} yet. A relay stores events within a second.")
 
 
 def _tell_gaps(gaps: Sequence[HistoryGap], several: bool) -> None:
     if gaps:
-        output.tell("The history is not whole:")
+        output.tell("The history is incomplete:")
     for line in history.in_words(gaps, text.when, several=several):
         output.tell(f"  {line}")

@@ -61,7 +61,7 @@ def list_deliveries(arguments: Namespace) -> int:
     if end.count == 0:
         output.tell("No delivery matches.")
     elif end.more:
-        output.tell(f"The first {text.deliveries(limit)}; there are more (--limit 0 shows them all).")
+        output.tell(f"Only the first {text.deliveries(limit)} are shown (--limit 0 shows all).")
     elif sys.stdout.isatty():
         output.tell(f"{text.deliveries(end.count)}.")
     return output.completeness(end)
@@ -164,7 +164,7 @@ def delivery_facts(
     yield "host", text.words(row.host, row.peer and f"[{row.peer}]")
     yield "reply", row.reply
     if row.in_doubt:
-        yield "in doubt", "the connection was lost after the whole message was sent: it may have arrived"
+        yield "in doubt", "the connection was lost after the message was sent, so it may have arrived"
 
 
 def zone_of(row: answers.DeliveryRow) -> Text:
@@ -192,7 +192,7 @@ def trace(arguments: Namespace) -> int:
     if missing is not None:
         if not steps:
             raise missing
-        output.tell(f"Only from the history: {missing}")
+        output.tell(f"Showing only the history: {missing}")
     output.print_rows(steps, trace_table, as_json=arguments.json)
     return OK
 
@@ -201,7 +201,7 @@ def resolve(arguments: Namespace) -> int:
     if not _PSEUDONYM.fullmatch(arguments.pseudonym.strip().strip("<>").lower()):
         return _resolve_address(arguments)
     request, relay = request_of(arguments, requests.Resolve), connect(arguments)
-    nothing = "Neither mail in the queue nor recent mail has this pseudonym, or the key has changed."
+    nothing = "No queued or recent mail has this pseudonym, or the key was changed."
     asked = partial(responses.answered, arguments, view=_addresses, relay=relay)
     found, status = asked(request, nothing=nothing if request.recent else "")
     if not found and not request.recent:
@@ -226,11 +226,11 @@ def _tell_summary(limit: int | None, found: answers.Summary) -> None:
     limit = len(found.rows) if limit == 0 else limit or SUMMARY_ROWS
     output.console().print(summary_table(found, limit))
     if len(found.rows) > limit:
-        output.tell(f"… and {len(found.rows) - limit:,} more (--limit 0 shows them all).")
+        output.tell(f"… and {len(found.rows) - limit:,} more (--limit 0 shows all).")
     if found.other is not None:
-        output.tell(f"Other: all beyond the first {len(found.rows):,} that were met.")
+        output.tell(f"Other: all deliveries that are not in these {len(found.rows):,} rows.")
     if found.every > 1:
-        output.tell(f"Estimated from one delivery in {found.every}; --exact counts all, which takes longer.")
+        output.tell(f"Estimated from one delivery in {found.every}; --exact counts all (slower).")
 
 
 def summary_table(found: answers.Summary, limit: int) -> RenderableType:
@@ -283,7 +283,7 @@ def _byte_writer() -> Callable[[answers.Frame], None]:
 
     def show(frame: answers.Frame) -> None:
         if isinstance(frame, answers.MessageBody) and frame.zone:
-            output.tell(f"As zone {frame.zone} sends it, from {text.path(frame.sender)}:")
+            output.tell(f"As sent by zone {frame.zone} with the envelope sender {text.path(frame.sender)}:")
         elif not isinstance(frame, answers.BodyPiece):
             return
         elif sys.stdout.isatty():
@@ -306,7 +306,7 @@ def change(arguments: Namespace) -> int:
     changed, status = responses.answered(arguments, request, partial(_tell, request), relay=client)
     missing = not in_bulk and changed.matched == 0
     if missing:
-        output.tell("No such message in the queue: delivered, given up, or never here.")
+        output.tell("The message is not in the queue: it has left it, or the id is wrong.")
     return FAILED if missing or changed.busy else status
 
 
@@ -354,7 +354,7 @@ def _tell(request: requests.QueueChange | requests.Undo, changed: answers.Change
     first, *others = changed.lines(done)
     output.console().print(first)
     if changed.changed and not changed.no_undo:
-        others.append(f"zonerelay undo {changed.act} reverts this, within 24 hours.")
+        others.append(f"zonerelay undo {changed.act} reverts this change within 24 hours.")
     for line in others:
         output.tell(line)
 
@@ -399,11 +399,11 @@ def suspend(arguments: Namespace) -> int:
 def _tell_order(answer: answers.OrderResult) -> None:
     now, order = time.time(), answer.order
     end = "until resumed" if order.until is None else f"until {text.when(order.until)}"
-    print(f"Order {order.id}{'' if answer.new else ', which was in force already'}: {what_of(order)}, {end}.")
+    print(f"Order {order.id}{'' if answer.new else ' (already active)'}: {what_of(order)}, {end}.")
     print(f"To end it: zonerelay resume {order.id}")
     at = answer.first_expiry
     if at is not None and not order.stop_clock and (order.until is None or order.until >= at):
-        when = "now already" if at <= now else f"{text.when(at)}, {text.until(at, now)}"
+        when = "is now" if at <= now else f"{text.when(at)}, {text.until(at, now)}"
         output.tell(
             f"The first of this mail is too old: {when}. It waits all the same, and has one attempt after "
             "the end, but returns to its sender if that fails. --stop-clock prevents that."
@@ -418,11 +418,11 @@ def resume(arguments: Namespace) -> int:
 
 def _tell_ended(ended: answers.OrdersResult) -> None:
     for order in ended.orders:
-        print(f"Order {order.id} is over: {what_of(order)}.")
+        print(f"Order {order.id} has ended: {what_of(order)}.")
     if not ended.orders:
-        output.tell("There is no such order (zonerelay suspend --list shows those in force).")
+        output.tell("No such suspension or hold rule is active (see zonerelay suspend --list).")
     if ended.released:
-        print(f"{text.deliveries(ended.released)} released that it held.")
+        print(f"{text.deliveries(ended.released)} released.")
 
 
 def what_of(order: answers.OrderRow) -> str:

@@ -107,9 +107,9 @@ def _parts(found: answers.RelayStatus, config: Path | None, *, is_all: bool) -> 
         more = f"… and {found.destinations_total - len(shown):,} more destinations"
         yield Text(more if is_all else f"{more} (--all)")
     if found.every > 1:
-        yield Text(f"Estimated from one delivery in {found.every}: `queue summary --exact` counts all.")
+        yield Text(f"Estimated from one delivery in {found.every}; `queue summary --exact` counts all.")
     elif not found.every:
-        yield Text("What waits for each destination is still being counted.")
+        yield Text("The deliveries of each destination are still being counted.")
     penalties = found.source_penalties
     yield from _section(penalties, _penalties, MAX_SHOWN, "refusals of sources")
 
@@ -137,15 +137,15 @@ def _quotas(row: answers.QuotaStatus) -> output.Row:
 
 
 def _configuration(found: answers.RelayStatus, config: Path | None, now: float) -> Iterator[str]:
-    yield f"in force for {text.span(now - found.taken_up)}"
+    yield f"active for {text.span(now - found.taken_up)}"
     if found.refused is not None:
-        yield f"a reload was refused {text.span(now - found.refused)} ago"
+        yield f"a reload was rejected {text.span(now - found.refused)} ago"
     if config is None:
         return
     with contextlib.suppress(OSError):
         changed = config.stat().st_mtime
         if changed > found.taken_up:
-            yield f"the file was changed {text.span(now - changed)} ago: reload to put it in force"
+            yield f"the file was changed {text.span(now - changed)} ago; reload to activate it"
 
 
 def _history(found: answers.RelayStatus, now: float) -> str:
@@ -171,7 +171,7 @@ def _facts(found: answers.RelayStatus, config: Path | None, now: float) -> Itera
     yield "free space", found.guard
     yield "dns", found.name_servers
     if not found.counted:
-        yield "queue", Text("still being counted: there is more than the figures say", style="yellow")
+        yield "queue", Text("still being counted, so the numbers are too low", style="yellow")
     yield "limits", found.limits
     yield "listeners", ", ".join(found.listeners)
     yield "clients", f"{text.plural(found.inbound_connections, 'connection')} open"

@@ -127,7 +127,7 @@ def _open_secrets(settings: Settings) -> Iterator[str]:
     def note(where: str, file: Path | None) -> Iterator[str]:
         with suppress(OSError):  # if the file has to be readable, another check reports it
             if file is not None and is_public(file):
-                yield f"{where}: every user of this machine can use {file}: chmod o-rwx it"
+                yield f"{where}: all users of this machine can access {file}; run chmod o-rwx on it"
 
     if any(each.auth is not ListenerAuth.OFF and not each.authenticator for each in settings.listener):
         yield from note("auth.credentials", settings.auth.credentials)
@@ -162,15 +162,15 @@ def _about(pair: CertificatePair, certificate: Path, key: Path, taken: set[str])
 
     now = time.time()
     if pair.not_after <= now:
-        yield f"certificate: {certificate} has expired on {text.when(pair.not_after)}"
+        yield f"certificate: {certificate} expired on {text.when(pair.not_after)}"
     elif pair.not_before > now:
         yield f"certificate: {certificate} is not valid before {text.when(pair.not_before)}"
     elif pair.not_after < now + EXPIRES_SOON:
         yield f"certificate: {certificate} expires on {text.when(pair.not_after)}"
     if pair.names and taken.issuperset(pair.names):
-        yield f"certificate: {certificate} is never used: one before it has its names"
+        yield f"certificate: {certificate} is never used, because earlier certificates have its names"
     if is_exposed(key):
-        yield f"key: every user of this machine can read {key}: chmod o-r it"
+        yield f"key: all users of this machine can read {key}; run chmod o-r on it"
 
 
 def _guard_rails(settings: Settings, report: Report) -> Iterator[str]:
@@ -190,10 +190,10 @@ def _guard_rails(settings: Settings, report: Report) -> Iterator[str]:
         zones = {zone.name for zone in settings.zone}
         for zone in each.zones:
             if zone not in zones:
-                yield f"auth.credentials: {file}: there is no zone {zone} for {name}"
+                yield f"auth.credentials: {file}: the zone {zone} of {name} does not exist"
     shared = settings.spool.backend in (Backend.REDIS, Backend.POSTGRES)
     if not shared and any(each.quotas for each in (found.default, *named.values())):
-        yield "auth.credentials: quotas of users are totals of this machine: another one counts its own"
+        yield "auth.credentials: user quotas are counted separately on each machine"
 
 
 def _users(settings: Settings, report: Report) -> None:
@@ -225,7 +225,7 @@ def _unmatchable(patterns: Iterable[str]) -> Iterator[str]:
         try:
             AddressPatterns([pattern])
         except ValueError as error:
-            yield f'{error}: write the domain as in "user@example.com" or "*.example.com"'
+            yield f'{error}; expected a pattern such as "user@example.com" or "*.example.com"'
 
 
 def _policy(listener: ListenerSettings, hostname: str, path: KeyPath, report: Report) -> Iterator[str]:
@@ -282,7 +282,7 @@ def _dkim(settings: Settings, report: Report) -> Iterator[str]:
         with report.refusing(("dkim", at, "key_file"), ValueError, OSError):
             read_key(entry.key_file, read_key_file)
             if is_public(entry.key_file):
-                what = f"every user of this machine can read {entry.key_file}: chmod o-r it"
+                what = f"all users of this machine can read {entry.key_file}; run chmod o-r on it"
                 yield f"dkim[{at}].key_file: {what}"
     if report.sound("dkim"):
         keys = build_dkim_keys(settings)
@@ -299,7 +299,7 @@ def _sources(settings: Settings) -> Iterator[str]:
         for index, ip in enumerate(source.address):
             if not is_address_of_this_machine(ip_address(ip)):
                 where = f"source[{at}].address[{index}]"
-                yield f"{where}: no interface of this machine has {ip} now: no mail is sent from it till then"
+                yield f"{where}: no interface of this machine has {ip}, so it cannot be used now"
 
 
 def _rights(settings: Settings) -> Iterator[str]:
@@ -309,7 +309,7 @@ def _rights(settings: Settings) -> Iterator[str]:
         for listener in settings.listener
     )
     if reads and os.geteuid() == 0:
-        yield "files were read as root: to try them as the relay's user, sudo -u zonerelay this command"
+        yield "files were read as root; run this command with sudo -u zonerelay to check the permissions"
 
 
 def show(arguments: Namespace) -> int:

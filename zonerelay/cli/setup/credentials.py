@@ -69,9 +69,9 @@ def user(arguments: Namespace) -> int:
 def _say_when_nearly_full(file: Path) -> None:
     size, most = file.stat().st_size if file.exists() else 0, credentials.MAX_FILE
     if size > most:
-        output.tell(f"No user can log in: {file} has {size:,} bytes, a relay reads {most:,}. Remove users.")
+        output.tell(f"No user can log in: {file} exceeds {most:,} bytes ({size:,}). Remove users.")
     elif size > NEARLY_FULL * most:
-        output.tell(f"{file} is nearly full: it has {size:,} of the {most:,} bytes that a relay reads.")
+        output.tell(f"{file} is nearly full: it has {size:,} bytes, and the limit is {most:,}.")
 
 
 Change = Callable[[User, UserLimits, str], tuple[User, UserLimits]]
@@ -108,7 +108,7 @@ def _change(
     change_user(path, name, partial(checked, hashed=passwords.make_hash(password) if asks else ""))
     output.tell(said.replace("{}", text.clean(name)))
     if asks and arguments.generate:
-        output.tell("Its password, which is kept nowhere in this form:")
+        output.tell("The password, which is not shown again:")
         print(password)
     if advised is not None and advised.exists():  # no limits may be stored
         _advise(advised, made=is_new)
@@ -131,7 +131,7 @@ def _passwd(arguments: Namespace, path: Path) -> None:
     def only(there: User, limits: UserLimits, hashed: str) -> tuple[User, UserLimits]:
         return dataclasses.replace(there, hash=hashed), dataclasses.replace(limits, second_hash="")
 
-    said = "The password of {} was changed; the old one is refused from now on."
+    said = "The password of {} was changed; the old one is no longer accepted."
     _change(arguments, path, only, said, asks=True, advised=path)
 
 
@@ -146,7 +146,7 @@ def _list(arguments: Namespace, path: Path) -> None:
         UserRow(name=each.name, senders=each.senders, priority=each.priority or "")
         for each in sorted(_users(path).values(), key=lambda user: user.name)
     ]
-    nothing = f"{path} has no users yet: zonerelay user add NAME makes one."
+    nothing = f"{path} has no users yet. Add one with: zonerelay user add NAME"
     output.print_rows(rows, _table, nothing, as_json=arguments.json)
 
 
@@ -177,7 +177,7 @@ def _set(assignments: list[str], arguments: Namespace, path: Path) -> None:
                 there = dataclasses.replace(there, priority=priority)
         return there, user_limits.changed(limits, others, _IN_THE_LINE)
 
-    said = f"{{}} was changed: {', '.join(assignments)}. It counts from the next message."
+    said = f"{{}} was changed: {', '.join(assignments)}. This applies from the next message."
     advised = user_limits.file_beside(path) if others else None
     with refused(ValueError, after="; nothing was changed", status=USAGE):
         _change(arguments, path, change, said, advised=advised)
@@ -188,13 +188,13 @@ def _default(arguments: Namespace, path: Path) -> None:
     file = user_limits.file_beside(path)
     if not arguments.assignment:
         lines = user_limits.lines_of(user_limits.read(file, whole=True).default)
-        print("\n".join(lines) or "There are none: every user may do what its own guard rails say.")
+        print("\n".join(lines) or "There are no default limits. Only the limits of each user apply.")
         return
     _users(path)
     with refused(ValueError, after="; nothing was changed", status=USAGE):
         user_limits.change_default(path, arguments.assignment)
     changed = ", ".join(arguments.assignment)
-    output.tell(f"The default was changed: {changed}. It counts from the next message.")
+    output.tell(f"The default limits were changed: {changed}. This applies from the next message.")
     _advise(file, made=False)
 
 
@@ -206,7 +206,7 @@ def _rotate(arguments: Namespace, path: Path) -> None:
             raise CliError(f"{shown} already has two passwords; remove the old one with: {finish}")
         return there, dataclasses.replace(limits, second_hash=hashed)
 
-    said = "{} has two passwords now. zonerelay user rotate {} --finish ends the old one."
+    said = "{} has two passwords now. Remove the old one with: zonerelay user rotate {} --finish"
     _change(arguments, path, second, said, asks=True, advised=user_limits.file_beside(path))
 
 
@@ -218,7 +218,7 @@ def _finish_rotation(arguments: Namespace, path: Path) -> None:
         hashed = limits.second_hash
         return dataclasses.replace(there, hash=hashed), dataclasses.replace(limits, second_hash="")
 
-    _change(arguments, path, drop, "The old password of {} is refused from now on.")
+    _change(arguments, path, drop, "The old password of {} is no longer accepted.")
 
 
 def _show_user(arguments: Namespace, path: Path) -> None:
@@ -318,15 +318,15 @@ def _advise(path: Path, *, made: bool) -> None:
     """Print a warning if the relay cannot read the credentials file, or if every user of the machine can."""
     found = path.stat()
     if found.st_mode & stat.S_IROTH:
-        output.tell(f"Every user of this machine can read the hashes: chmod 640 {path}")
+        output.tell(f"All users of this machine can read the password hashes. Run: chmod 640 {path}")
     elif _service_can_read(found) is False:
-        output.tell(f"The user {SERVICE_USER} cannot read it: chgrp {SERVICE_USER} {path}; chmod 640 {path}")
+        output.tell(f"{SERVICE_USER} cannot read it. Run: chgrp {SERVICE_USER} {path}; chmod 640 {path}")
     elif made:
         owner, group = str(found.st_uid), str(found.st_gid)
         with contextlib.suppress(KeyError):  # in a container they may have no names
             owner, group = path.owner(), path.group()
         who = f"{owner} and the group {group}"
-        output.tell(f"{path} can be read by {who}: the relay's user has to be one of them.")
+        output.tell(f"{path} can be read by {who}. The relay's user must be one of them.")
 
 
 def _service_can_read(found: os.stat_result) -> bool | None:
@@ -419,11 +419,11 @@ def token(arguments: Namespace) -> int:
                 until = f"expires {text.when(expires)}" if expires else "does not expire"
                 output.tell(f"Token {added.name} with scope {added.scope} {until}. It is not shown again.")
             case "list":
-                nothing = "There are no tokens: zonerelay token add NAME --scope read makes one."
+                nothing = "There are no tokens. Create one with: zonerelay token add NAME --scope read"
                 output.print_rows(identities.read(path), _token_table, nothing, as_json=arguments.json)
             case "remove":
                 identities.remove(path, arguments.name)
-                output.tell(f"Token {arguments.name} was removed: the next request with it is refused.")
+                output.tell(f"Token {arguments.name} was removed. Requests with it are now rejected.")
     return OK
 
 
@@ -435,7 +435,7 @@ def _check_user(settings: Settings, name: str, scope: Scope, user: str) -> None:
     if not user:
         if scope == "submit":
             raise CliError(
-                "a token with the scope submit needs a user, whose limits apply: zonerelay token "
+                "a token with the scope submit requires a user, whose limits apply: zonerelay token "
                 f"add {name} --scope submit --user USER"
             )
         return

@@ -46,7 +46,7 @@ def init(arguments: Namespace) -> int:
     for name in ("zonerelay.service", "zonerelay.socket"):
         unit = _shipped(name).replace(PROGRAM, str(program)).replace(CONFIG, str(config))
         files[directory / name] = unit if machine else _moved(unit, directory, user)
-    refuse_existing(*files, hint="nothing is overwritten; remove it, or name another directory")
+    refuse_existing(*files, hint="remove it, or specify another directory")
     for path, text in files.items():
         write_new(path, text.encode(), 0o644)
     print(_instructions(files, program, config, user, None if machine else directory))
@@ -68,7 +68,7 @@ def write_new(path: Path, content: bytes, mode: int) -> None:
 def refuse_existing(*paths: Path, hint: str) -> None:
     for path in paths:
         if path.is_symlink() or path.exists():
-            raise CliError(f"{path} already exists: {hint}")
+            raise CliError(f"{path} already exists; {hint}")
 
 
 def configuration(spool: Path | None) -> str:
@@ -112,7 +112,7 @@ def _instructions(
     run = f"\nStart the relay (Ctrl-C stops it):\n\n    {program} serve --config {config}\n"
     written = "\n".join(f"    {path}" for path in files)
     return f"""\
-Written:
+These files were written:
 
 {written}
 

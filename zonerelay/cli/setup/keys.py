@@ -54,7 +54,7 @@ def self_signed(arguments: Namespace) -> int:
     stem = arguments.out.absolute() / written(names[0]).replace("*", "wildcard").replace(":", "-")
     paths = Path(f"{stem}.pem"), Path(f"{stem}.key")
     if not arguments.force:
-        refuse_existing(*paths, hint="--force replaces it")
+        refuse_existing(*paths, hint="use --force to replace it")
     issued = issue(names, datetime.datetime.now(datetime.UTC), days=arguments.days)
     write_new(paths[1], issued.key_pem, 0o600)
     write_new(paths[0], issued.certificate_pem, 0o644)
@@ -128,7 +128,7 @@ def new(arguments: Namespace) -> int:
     with refused(ValueError, before="--selector: ", status=USAGE):
         selector = read_selector(arguments.selector)
     path = arguments.out.absolute()
-    refuse_existing(path, hint="a key that is in use would be lost; name another file")
+    refuse_existing(path, hint="specify another file, because a key in use would be lost")
     pem = dkim.new_private_key(ALGORITHMS[arguments.algorithm])
     write_new(path, pem.encode("ascii"), 0o600)
     name = dkim.record_name(selector, domain)
@@ -177,7 +177,7 @@ The key is in {path}, which only its owner can read.
 {quoted}
     )
 
-or in a web form, all of it as one value:
+or in a web form, as a single value:
 
 {record}
 
@@ -203,7 +203,7 @@ async def _look_up(settings: Settings, entries: Sequence[DkimEntry]) -> list[Rec
 async def _finding(resolver: Resolver, entry: DkimEntry) -> RecordFinding:
     domain = entry.signing_domain or entry.domain
     if domain.startswith("*."):
-        detail = "each name below needs its own record; with signing_domain one record is enough for all"
+        detail = "each domain below requires a record; with signing_domain a single record is enough"
         return RecordFinding(RecordStatus.WILDCARD, detail)
     answer = await resolver.lookup(_record_of(entry), TXT)
     if not answer.status.is_definite:

@@ -86,8 +86,8 @@ def export_to(arguments: Namespace) -> int:
     words = f"{text.plural(done.messages, 'message')} with {text.deliveries(done.deliveries)} in {target}."
     if done.suspended:
         words += (
-            f"\n{text.deliveries(done.suspended)} of them are suspended by operators, and will be held "
-            "where they are imported; release them with: zonerelay queue release"
+            f"\n{text.deliveries(done.suspended)} of them are suspended by operators, and will be "
+            "held after the import; release them with: zonerelay queue release"
         )
     output.print_answer(done, words, as_json=arguments.json)
     return FAILED if done.unusable else OK
@@ -173,7 +173,7 @@ def import_from(arguments: Namespace) -> int:
         done = asyncio.run(_import_from(settings, arguments.system, arguments.place, home))
     words = f"{text.plural(done.messages, 'message')} with {text.deliveries(done.deliveries)} imported."
     if done.already:
-        words += f"\n{text.deliveries(done.already)} imported before, or in the spool already: left alone."
+        words += f"\n{text.deliveries(done.already)} skipped: imported before, or already in the spool."
     output.print_answer(done, words, as_json=arguments.json)
     return FAILED if done.unusable else OK
 
@@ -297,9 +297,9 @@ def backup(arguments: Namespace) -> int:
             f" {text.deliveries(description.deliveries)} in {target}:"
             f" {text.size(octets)} in {seconds:.1f} s."
         )
-        print("A restored backup sends again what has left the queue since it was made.")
+        print("A restored backup sends mail again that has left the queue since the backup.")
         if settings.spool.backend is not Backend.LEVELDB:
-            print("What came or left while it was made may not be in it.")
+            print("Mail that arrived or left during the backup may be missing.")
     return FAILED if description.unusable or description.missing else OK
 
 

@@ -162,7 +162,7 @@ def _translating() -> Iterator[None]:
         with translated():
             yield
     except KeyboardInterrupt:
-        output.tell("Interrupted. Mail may be held in both queues: run it again to go on.")
+        output.tell("Interrupted. Mail may be held in both queues. Run the command again to continue.")
         raise
 
 
@@ -345,8 +345,8 @@ class _MigrationRun:
 
 def _print(process: int, done: MigrationResult) -> None:
     print(
-        f"{text.plural(done.messages, 'message')} with {text.deliveries(done.deliveries)} moved, and compared"
-        f" on both sides: {text.size(done.octets)} in {done.seconds:.1f} s."
+        f"{text.plural(done.messages, 'message')} with {text.deliveries(done.deliveries)} moved and "
+        f"verified: {text.size(done.octets)} in {done.seconds:.1f} s."
     )
     if done.zones:
         zones = sorted(done.zones.items())
@@ -354,20 +354,20 @@ def _print(process: int, done: MigrationResult) -> None:
         rows = ({"zone": zone, **{name: getattr(each, name) for name in states}} for zone, each in zones)
         output.console().print(output.table(rows))
     if done.keys:
-        print(f"{text.plural(done.keys, 'idempotency key')} copied along.")
+        print(f"{text.plural(done.keys, 'idempotency key')} copied.")
     if done.already:
-        print(f"{text.plural(done.already, 'message')} of the source had been moved before: removed there.")
+        print(f"Removed from the source, because moved before: {text.plural(done.already, 'message')}.")
     if done.left:
         print(
-            f"Left in the source, because relays that run on it are sending them:"
-            f" {text.plural(done.left, 'message')}. Run it again, or stop these relays first."
+            f"Left in the source, because running relays are sending them: "
+            f"{text.plural(done.left, 'message')}. Run the command again, or stop these relays first."
         )
     if done.copied:
-        print(f"Copied along from beside the spool: {', '.join(done.copied)}.")
+        print(f"Other files copied: {', '.join(done.copied)}.")
     if done.kept:
-        print(f"The target keeps its own: {', '.join(done.kept)}.")
+        print(f"Not copied, because the target already has them: {', '.join(done.kept)}.")
     if done.spool:
         print(
-            f"The mail is in {done.spool}: the relay of the target takes it over when it starts"
+            f"The mail is in {done.spool}. The relay of the target sends it after its next start"
             + (f"; restart process {process}." if process else ".")
         )

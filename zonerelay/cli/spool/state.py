@@ -234,14 +234,14 @@ def _description(salvaged: checks.SalvagedMessage) -> bytes:
 def _print_repair(report: RepairReport) -> None:
     console = output.console()
     for title, lines, unnamed in (
-        ("damaged, and nothing of it is missing", report.noted, 0),
+        ("damaged without loss", report.noted, 0),
         ("cannot be restored", report.lost, report.more_lost),
         ("may be sent again", report.repeats, 0),
     ):
         for line in lines[:MAX_SHOWN]:
             console.print(f"{title}: {text.clean(line)}")
         if (more := len(lines) - MAX_SHOWN + unnamed) > 0:
-            console.print(f"… and {more:,} more{'' if unnamed else ', which --json has'}")
+            console.print(f"… and {more:,} more{'' if unnamed else ' (--json lists them)'}")
     pairs: list[tuple[str, output.Fact]] = [
         ("deliveries", f"{report.before:,} before, {report.after:,} after"),
         ("salvaged", f"{report.salvaged:,} messages, in {report.salvage}" if report.salvage else ""),
@@ -251,7 +251,7 @@ def _print_repair(report: RepairReport) -> None:
         pairs[1:] = [("state", Text("nothing was changed; use --yes to repair", style="yellow"))]
     console.print(output.facts(pairs))
     if report.salvage:
-        console.print("What is whole in it is sent, to those too who may have it, once you import it:")
+        console.print("To send the complete messages in it (recipients may get them twice), run:")
         console.print(f"zonerelay spool import {report.salvage}", soft_wrap=True)
 
 
@@ -294,9 +294,8 @@ def accept_empty(arguments: Namespace) -> int:
             "it is"
         )
     print(
-        f"The queue {forgotten!r} in {place} is forgotten here: the relay believes the store as it is, at its"
-        " next start. Do the same on each machine that"
-        " shares the store."
+        f"The recorded state of queue {forgotten!r} in {place} was removed from this machine. At its next "
+        "start the relay accepts the store as it is. Run this command on each machine that shares the store."
     )
     return OK
 

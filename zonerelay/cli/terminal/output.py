@@ -201,7 +201,7 @@ def frames_seen(title: str) -> Iterator[Callable[[msgspec.Struct], None]]:
 def completeness(end: EndFrame) -> int:
     """Print which workers a list does not include, and return the exit status."""
     for missing in end.missing:
-        tell(f"Not in this answer: {missing}")
+        tell(f"Missing in this answer: {missing}")
     return FAILED if end.missing else OK
 
 

@@ -13,7 +13,7 @@ plural, deliveries = units.plural, units.deliveries
 
 def turn(then: float, ready: int, seconds: float, now: float) -> str:
     """Describe the wait for a rate limit: the time of the next transaction and of the last waiting one."""
-    return f"waits for its turn at a rate: {until(then, now)}, the last of {ready:,} in about {span(seconds)}"
+    return f"waits for a rate limit: {until(then, now)}, the last of {ready:,} in about {span(seconds)}"
 
 
 def when(then: float) -> str:
