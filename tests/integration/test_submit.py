@@ -18,6 +18,7 @@ from zonerelay.config.settings import ListenerSettings
 from zonerelay.control.socket import bind
 from zonerelay.inbound import policy
 from zonerelay.inbound.cleanup import submit as submission
+from zonerelay.inbound.cleanup.intake import LIST
 from zonerelay.inbound.cleanup.submit import Acceptance, Rejection, SubmitCall, SubmitOptions
 from zonerelay.inbound.listen.submit_socket import SubmitClient, SubmitSocket
 from zonerelay.inbound.refusal import Reason
@@ -109,6 +110,22 @@ async def test_options_say_what_smtp_says_in_the_header(way: Way) -> None:
     assert isinstance(first, Acceptance)
     assert first.id == way.house.store.stored[0].message.envelope.id
     assert len(way.house.store.stored) == 1
+
+
+async def test_other_work_runs_while_a_long_list_is_refused(house: House) -> None:
+    turns = 0
+
+    async def other_work() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    working = asyncio.create_task(other_work())
+    many = to(*(f"{number}@example.net" for number in range(50 * LIST)))
+    await house.listener.submissions.submit(SubmitCall(HERE, many), [MESSAGE])
+    working.cancel()
+    assert turns > 50
 
 
 class Deliberate:

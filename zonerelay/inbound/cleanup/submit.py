@@ -24,7 +24,7 @@ from msgspec import structs
 
 from zonerelay.inbound.access.auth import LoginKind
 from zonerelay.inbound.access.networks import Client
-from zonerelay.inbound.cleanup.intake import FirstAnswer, Intake
+from zonerelay.inbound.cleanup.intake import LIST, FirstAnswer, Intake
 from zonerelay.inbound.cleanup.submission import SubmittingClient
 from zonerelay.inbound.refusal import Refusal
 from zonerelay.inbound.state import replies
@@ -231,7 +231,8 @@ class _Submitting(SubmittingClient):
         assert transaction is not None
         transaction.zone_named, transaction.notes = options.zone, options.notes
         refused: dict[Mailbox, ServerReply] = {}
-        for each in envelope.recipients:
+        for at, each in enumerate(envelope.recipients, 1):
+            await _let_others_run(at)
             answer = self.add(transaction, recipient_key(each.address), each)
             if answer.then is not NextAction.GO_ON:
                 answer = await self._decided(answer)
@@ -335,3 +336,9 @@ class _Submitting(SubmittingClient):
 def _whole(answer: ServerReply, *, of_sender: bool = False) -> Rejection:
     refusal = answer.refusal
     return Rejection(refusal.reason, refusal.reply, refusal.retry_after, of_sender=of_sender)
+
+
+async def _let_others_run(at: int) -> None:
+    """Let other work run after every `LIST` recipients, because those that are refused have no limit."""
+    if at % LIST == 0:
+        await asyncio.sleep(0)
