@@ -203,6 +203,19 @@ def test_ten_thousand_patterns_cost_no_more_than_a_few() -> None:
 # ---- notes for the trace --------------------------------------------------------------------------
 
 
+def test_a_header_is_searched_once_for_all_recipients(monkeypatch: pytest.MonkeyPatch) -> None:
+    mail, searches = RoutedMail("", Origin()), list[str]()
+
+    def values(name: str) -> tuple[str, ...]:
+        searches.append(name)
+        return ("none",)
+
+    monkeypatch.setattr(mail, "values", values)
+    rule = RouteRule(RouteSettings(zone="bulk", header=("X-Mailer: lists",)), 1)
+    assert not any(rule.matches(mail, f"{number}@example.com") for number in range(3))
+    assert searches == ["x-mailer"]
+
+
 def test_one_reason_for_all_recipients_is_one_short_note() -> None:
     chosen = ZoneChoice("bulk", "route=2 sender matches news.example")
     recipients = [(f"u{n}@example.com", chosen) for n in range(1000)]

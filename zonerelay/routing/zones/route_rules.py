@@ -120,6 +120,8 @@ class RoutedMail:
 
     def __post_init__(self) -> None:
         self._fields: dict[str, list[str]] | None = None
+        self.header_matches: dict[Sequence[str], str] = {}
+        """What matches of each header condition: it does not depend on the recipient."""
 
     def values(self, name: str) -> Sequence[str]:
         """Return the values of the header fields with this name, in lower case."""
@@ -231,9 +233,16 @@ def _header(texts: Sequence[str]) -> Ask:
     """Return the compiled condition `Name` or `Name: value` about the header fields of the message."""
     parts = [(text, text.lower().partition(":")) for text in texts]
     wanted = [(text, name.strip(), value.strip()) for text, (name, _, value) in parts]
-    return lambda mail, _: next(
-        (text for text, name, part in wanted if any(part in value for value in mail.values(name))), ""
-    )
+
+    def find(mail: RoutedMail, _: str) -> str:
+        if texts not in mail.header_matches:
+            matching = (
+                text for text, name, part in wanted if any(part in each for each in mail.values(name))
+            )
+            mail.header_matches[texts] = next(matching, "")
+        return mail.header_matches[texts]
+
+    return find
 
 
 def _sender(find: Callable[[str], str]) -> Ask:
