@@ -37,7 +37,7 @@ from zonerelay.inbound.cleanup.submit import Rejection
 from zonerelay.inbound.tls import certificates
 from zonerelay.model.clock import SystemClock
 from zonerelay.operations.answers import EndFrame
-from zonerelay.operations.errors import UnavailableError
+from zonerelay.operations.errors import ControlError, InvalidError, UnavailableError
 from zonerelay.operations.requests import Request, Tail, Transcript
 from zonerelay.routing.addresses import Networks
 from zonerelay.telemetry.events.records import MailEvent
@@ -63,10 +63,11 @@ class Events:
 
     def __init__(self) -> None:
         self.pause = 3600.0
+        self.error: ControlError = UnavailableError("no answer")
 
     async def handle(self, request: Request, answer: ResponseStream) -> EndFrame:
         if not isinstance(request, Tail | Transcript):
-            raise UnavailableError("no answer")
+            raise self.error
         while True:
             await answer.send(MailEvent(at=0.0, event="accepted", fields={"id": "x" * 1000}))
             await asyncio.sleep(self.pause)
@@ -518,6 +519,15 @@ async def test_a_log_in_leads_back(guarded: GuardedSite) -> None:
     for to in ("/", "/queue?q=to%3A%40example.net&after=%5B1%5D", "/message/0123456789abcdef", "/%2f/x"):
         _, fields, _ = await guarded.log_in(f"token={token}&to={quote(to)}".encode())
         assert fields["location"] == to
+
+
+async def test_a_mistake_in_a_request_is_not_the_relay_s(guarded: GuardedSite) -> None:
+    _, found, _ = await guarded.log_in(f"token={guarded.token()}".encode())
+    cookie = found["set-cookie"].partition(";")[0]
+    assert (await guarded.ask("GET /queue?after=x", Cookie=cookie))[0] == 503
+    guarded.events.error = InvalidError("invalid cursor")
+    status, fields, _ = await guarded.ask("GET /queue?after=x", Cookie=cookie)
+    assert (status, "retry-after" in fields) == (400, False)
 
 
 def removed(guarded: GuardedSite) -> None:

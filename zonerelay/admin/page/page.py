@@ -37,7 +37,7 @@ from zonerelay.admin.problems import ApiError
 from zonerelay.admin.requests import VISIT, media_type, read_body
 from zonerelay.capture.store import CaptureError, SearchError
 from zonerelay.config.credentials.identities import Scope
-from zonerelay.operations.errors import ControlError, NotFoundError
+from zonerelay.operations.errors import ControlError, InvalidError, NotFoundError
 from zonerelay.process.threads import OPERATORS
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ _UTF_8 = re.compile(r'\s*(?:charset="?utf-8"?)?\s*', re.IGNORECASE)
 
 _FAILURES: dict[type[Exception], tuple[int, str]] = {
     NotFoundError: (404, "Not found"),
+    InvalidError: (400, "Invalid request"),
     SearchError: (400, "Invalid search"),
     ReleaseError: (502, "Not released"),
 }
