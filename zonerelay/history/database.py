@@ -72,7 +72,7 @@ def decode(block: str) -> list[tuple[float, str, dict[str, Field]]]:
     """Decode the events of a block. Raise sqlite3.DatabaseError if it is damaged."""
     try:
         return _decode(block)
-    except (msgspec.DecodeError, ValueError) as error:
+    except ValueError as error:  # also that of msgspec
         raise sqlite3.DatabaseError(f"a block of events is damaged: {error}") from error
 
 
