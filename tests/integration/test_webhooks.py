@@ -6,10 +6,11 @@ The secret of a webhook is read before each post.
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
+from unittest.mock import Mock
 
 import pytest
 from msgspec import structs
@@ -24,7 +25,9 @@ from zonerelay.config.tables.store import webhook_keys
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery, DeliveryKey, webhook_queue
 from zonerelay.model.envelope import MessageId, MessageIdSource
+from zonerelay.process.tasks import cancel_all
 from zonerelay.store.contract import Change, ClaimLostError, OwnMessage
+from zonerelay.telemetry.events.events import Field
 from zonerelay.telemetry.logs.redact import Redactor
 from zonerelay.webhook import courier as couriers
 from zonerelay.webhook.courier import EventPosition, WebhookCourier
@@ -32,6 +35,7 @@ from zonerelay.webhook.endpoint import Endpoint
 from zonerelay.webhook.webhooks import Webhooks
 
 COUNT = 100
+HistoryEvent = tuple[float, str, Mapping[str, Field]]
 Write = Callable[[Sequence[Change], Callable[[], None] | None], None]
 
 
@@ -222,21 +226,49 @@ async def test_a_secret_that_was_replaced_signs_the_next_event(tmp_path: Path) -
         await endpoint.poster.close()
 
 
-async def test_losses_while_the_endpoint_is_down_become_one_gap(tmp_path: Path) -> None:
-    """An endpoint that is down for months would otherwise leave a gap for every write that drops events."""
-    clock, store = SystemClock(), Counting()
-    webhooks = Webhooks(
+def webhooks_in(store: Counting, records: Sequence[HistoryEvent] = ()) -> Webhooks:
+    clock = SystemClock()
+    return Webhooks(
         hostname="relay.test",
         store=store,
         write=store.write,
         ids=MessageIdSource(clock),
         hashed=lambda: Redactor(b"key", enabled=True),
-        records=lambda _: (),
+        records=lambda _: records,
         environment={},
         events=events_into(EventLog(), clock),
         clock=clock,
         random=Random(1),
     )
+
+
+async def test_a_replay_of_a_long_history_leaves_time_for_mail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour of a busy relay stopped the event loop for seconds."""
+    turns, seen = itertools.count(), list[int]()
+    webhooks = webhooks_in(Counting(), [(1.0, "delivered", {"id": "1"})] * 20)
+    webhooks.clock = Mock(monotonic=itertools.count().__next__)  # each event takes a second
+
+    def again(*_: object) -> Sequence[HistoryEvent]:
+        seen.append(next(turns))
+        return ()
+
+    async def turn() -> None:
+        while True:
+            next(turns)
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(webhooks, "_again", again)
+    turning = asyncio.create_task(turn())
+    assert await webhooks.replay(Mock(retry=lambda: 7), 0.0) == 7
+    await cancel_all(turning)
+    assert len(seen) == 20, seen
+    assert seen[-1] - seen[0] > 30, seen
+
+
+async def test_losses_while_the_endpoint_is_down_become_one_gap(tmp_path: Path) -> None:
+    """An endpoint that is down for months would otherwise leave a gap for every write that drops events."""
+    store = Counting()
+    webhooks = webhooks_in(store)
     secret = tmp_path / "secret"
     secret.write_text("whsec_" + "A" * 32)
     number = itertools.count(1)

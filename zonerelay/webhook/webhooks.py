@@ -35,6 +35,7 @@ from zonerelay.model.envelope import (
     Recipient,
 )
 from zonerelay.model.reply import Verdict
+from zonerelay.process.tasks import in_slices
 from zonerelay.process.threads import REPORTS
 from zonerelay.store.contract import CHUNK_SIZE, Finish, OwnMessage, QueueStore, StoreError
 from zonerelay.telemetry.events.events import Events, Field, Result, accepted_fields, attempt_fields
@@ -48,6 +49,9 @@ LONGEST = 500
 """Characters of one text of a stranger."""
 AT_ONCE = 100
 """Events that a replay puts into one write."""
+
+_Record = tuple[float, str, Mapping[str, Field]]
+"""An event of the history."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -65,7 +69,7 @@ class Webhooks:
     write: Write
     ids: MessageIdSource
     hashed: Callable[[], Redactor]
-    records: Callable[[float], Sequence[tuple[float, str, Mapping[str, Field]]]]
+    records: Callable[[float], Sequence[_Record]]
     environment: Mapping[str, str]
     events: Events
     clock: Clock
@@ -331,16 +335,9 @@ class Webhooks:
         the history from then on. Return the number of queued events.
         """
         if since is not None:
-            records = await REPORTS.run(self.records, since)
-            accepted = {
-                str(fields.get("id", "")): fields for _, name, fields in records if name == "accepted"
-            }
-            events = [
-                (source, event)
-                for record in records
-                if record[0] >= since
-                for source, event in self._again(courier, accepted, *record)
-            ]
+            records, accepted = await REPORTS.run(self._read, since)
+            made = (list(self._again(courier, accepted, *each)) for each in records if each[0] >= since)
+            events = [each async for some in in_slices(made, self.clock.monotonic) for each in some]
             for start in range(0, len(events), AT_ONCE):
                 submits = [
                     self._submit([courier.name], source, 1, [event])
@@ -348,6 +345,13 @@ class Webhooks:
                 ]
                 await self.store.settle(submits)
         return courier.retry()
+
+    def _read(self, since: float) -> tuple[Sequence[_Record], Mapping[str, Mapping[str, Field]]]:
+        """Return the history since a time, and the acceptances in it by message. Blocks."""
+        records = self.records(since)
+        return records, {
+            str(fields.get("id", "")): fields for _, name, fields in records if name == "accepted"
+        }
 
     def _again(
         self,
