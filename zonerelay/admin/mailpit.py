@@ -430,8 +430,9 @@ class Mailpit:
                 "Errors": "",
                 "HeaderPost": "",
             },
-            "Inline": await OPERATORS.run(_attachments, parts.inline),
-            "Attachments": await OPERATORS.run(_attachments, parts.attachments),
+            # In a thread, because of the checksums.
+            "Inline": await OPERATORS.run(list, map(_attachment, parts.inline)),
+            "Attachments": await OPERATORS.run(list, map(_attachment, parts.attachments)),
         }
 
     async def _raw(self, call: _MailpitCall) -> web.Response:
@@ -589,11 +590,6 @@ def _summary(summary: CaptureRow) -> dict[str, object]:
 
 def _people(some: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
     return [{"Name": name, "Address": address} for name, address in some]
-
-
-def _attachments(parts: Sequence[MimePart]) -> list[dict[str, object]]:
-    """Describe the attachments of a message for Mailpit's API. This takes long, because of the checksums."""
-    return [_attachment(each) for each in parts]
 
 
 def _attachment(part: MimePart) -> dict[str, object]:
