@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -24,6 +25,7 @@ from zonerelay.queue.operator.clock_watch import ClockWatch
 from zonerelay.queue.operator.filters import QueueFilter
 from zonerelay.queue.operator.journal import KEPT, Act, DeliverySnapshot, Journal, JournalEntry, JournalError
 from zonerelay.queue.operator.operations import BOUNDS, MAX_KEYS, NO_ATTEMPT, SummaryCount, reply_key
+from zonerelay.queue.orders import order as orders_module
 from zonerelay.queue.orders.order import OPEN, SUSPEND, Order, OrderTable, Subject
 from zonerelay.queue.settle.settler import SettlerCallbacks
 from zonerelay.telemetry.logs.redact import Redactor
@@ -69,6 +71,16 @@ def order(**named: Any) -> Order:  # Any: fields by name
 def test_an_order_is_about_mail_that_matches_everything_given(named: dict[str, Any], is_about: bool) -> None:
     given = order(**named)
     assert OrderTable([given], NOW).about(MAIL) == ([given] if is_about else [])
+
+
+def test_a_delivery_is_not_compared_with_each_of_a_thousand_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    about = order(sender="<News@example.ORG>")
+    table = OrderTable([*(order(sender=f"u{n}@example.org") for n in range(1000)), about], NOW)
+    compared = Mock(wraps=orders_module._matches)
+    monkeypatch.setattr(orders_module, "_matches", compared)
+    assert table.about(MAIL) == [about]
+    assert compared.call_count == 1
+    assert table.about(MAIL._replace(recipient="K@example.com")) == [about]
 
 
 def test_what_needs_no_envelope_waits_in_the_store() -> None:

@@ -148,6 +148,9 @@ class OrderTable:
         self.by_envelope = any(order.needs_envelope or order.domain is not None for order in self.orders)
         """Whether the envelope has to be checked before an attempt."""
         self.ids = frozenset(order.id for order in self.orders)
+        self._by_text: dict[tuple[str, str], list[int]] = {}
+        for number, order in enumerate(self.orders):
+            self._by_text.setdefault(_indexed_by(order), []).append(number)
 
     def gate(self, zone: ZoneSettings) -> OrderGate:
         some = (each for each in self.orders if not each.needs_envelope and each.is_about_zone(zone.name))
@@ -155,11 +158,21 @@ class OrderTable:
 
     def about(self, mail: Subject) -> list[Order]:
         """Return all suspensions and hold rules that apply to this mail."""
-        return [order for order in self.orders if _matches(order, mail)]
+        some = self._may_match(mail.recipient, mail.sender, mail.user)
+        return [order for order in some if _matches(order, mail)]
+
+    def _may_match(self, recipient: str, sender: str, user: str) -> Iterable[Order]:
+        """Return the orders to compare with mail. There may be a thousand about senders or recipients."""
+        texts = (recipient, sender, user, domain_of(Mailbox(recipient)))
+        if not all(map(str.isascii, texts)):
+            return self.orders
+        keys = (_UNINDEXED, *zip(_INDEXED, map(str.lower, texts), strict=True))
+        found = sorted(number for key in keys for number in self._by_text.get(key, ()))
+        return map(self.orders.__getitem__, found)
 
     def keeping(self, mail: Subject) -> Order | None:
         """Return a suspension that applies to this mail whatever its sender is, or None."""
-        return next((each for each in self.orders if not each.needs_envelope and _matches(each, mail)), None)
+        return next((each for each in self.about(mail) if not each.needs_envelope), None)
 
     def holding(self, mail: Subject, act: str) -> Order | None:
         """Return the suspension or hold rule because of which a delivery must be held instead of attempted. A
@@ -176,9 +189,11 @@ class OrderTable:
         """Return the suspension or hold rule because of which a client's mail is rejected, or None. Without a
         recipient, check those that apply at MAIL.
         """
-        for order in self.refusing:
+        for order in self._may_match(recipient or "", sender, user):
             at_mail = order.zone is None and order.domain is None and order.recipient is None
-            if not order.is_about_client(sender, user) or at_mail is not (recipient is None):
+            if not order.refuse or at_mail is not (recipient is None):
+                continue
+            if not order.is_about_client(sender, user):
                 continue
             if recipient is None or (order.is_about_recipient(recipient) and order.zone in (None, zone)):
                 return order
@@ -195,6 +210,19 @@ class OrderTable:
                 over = max(over, min(order.ended or now, order.until or now))
                 seconds += max(0.0, over - began)
         return seconds
+
+
+_INDEXED = ("recipient", "sender", "user", "domain")
+_UNINDEXED = ("", "")
+
+
+def _indexed_by(order: Order) -> tuple[str, str]:
+    """Return the first selector of an order that matches only one text in ASCII, with the text."""
+    for name in _INDEXED:
+        text = getattr(order, name)
+        if text is not None and text.isascii() and "*" not in text:
+            return name, (text.removeprefix("<").removesuffix(">") if name == "sender" else text).lower()
+    return _UNINDEXED
 
 
 def _matches(order: Order, mail: Subject) -> bool:
