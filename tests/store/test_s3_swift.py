@@ -67,7 +67,7 @@ ESSENTIALS = (
     contract.TestSettling().test_recipients_of_one_message_settle_at_once_from_several_sides,
     contract.TestSettling().test_outcome_and_bounce_appear_together,
     contract.TestSettling().test_settling_what_an_operator_dropped_is_ignored,
-    contract.TestOperations().test_update_rewrites_and_counts_what_exists,
+    contract.TestOperations().test_update_moves_a_delivery_to_another_queue,
     contract.TestClosing().test_closed_store_answers_with_store_errors_only,
 )
 
