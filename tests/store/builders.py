@@ -98,3 +98,15 @@ def flip(path: Path, at: int) -> None:
         octets = file.read(4)
         file.seek(at)
         file.write(bytes(octet ^ 0xFF for octet in octets))
+
+
+def table_parts(table: bytes) -> tuple[int, int]:
+    """Return where the index of a LevelDB table begins, and where the list of its filter block does."""
+    values, value, shift = list[int](), 0, 0
+    for octet in table[-48:]:
+        value |= (octet & 0x7F) << shift
+        shift += 7
+        if octet < 0x80:
+            values.append(value)
+            value = shift = 0
+    return values[2], values[0]

@@ -2,8 +2,6 @@
 
     python -m tests.store.crash_worker take|one|check BACKEND DIRECTORY [IMAGE] [SIZE]
 
-A spool in a bucket is where CRASH_S3="URL PREFIX" of the environment says.
-
 `one` takes a single message of SIZE octets and stops itself at the moment of its acknowledgement.
 
 One line per fact, each written before anything that depends on it: `stored ID`, `settling ID`,
@@ -19,7 +17,7 @@ from pathlib import Path
 
 from tests.store.builders import body_of, delivery_for, envelope_for
 from tests.store.disks import mount_image
-from tests.store.spools import Spool, s3_settings
+from tests.store.spools import Spool
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import queue_of
@@ -94,20 +92,12 @@ async def check(store: Store) -> None:
         say("whole" if whole else "broken", identity)
 
 
-def spool_in(directory: Path, backend: Backend) -> Spool:
-    if backend is Backend.S3:
-        url, prefix = os.environ["CRASH_S3"].split()
-        return Spool(
-            directory, backend=backend, clock=SystemClock(), s3=s3_settings(url, prefix=prefix, lease=60.0)
-        )
-    # A small write buffer, so that LevelDB switches its log file many times a second.
-    return Spool(directory / "spool", backend=backend, clock=SystemClock(), write_buffer=256 * 1024)
-
-
 async def main(verb: str, backend: Backend, directory: Path, image: Path | None, size: int) -> None:
     if image is not None:
         mount_image(directory, image)
-    async with spool_in(directory, backend) as spool:
+    # A small write buffer, so that LevelDB switches its log file many times a second.
+    path, clock = directory / "spool", SystemClock()
+    async with Spool(path, backend=backend, clock=clock, write_buffer=256 * 1024) as spool:
         if verb == "one":
             await one(spool.store, size)
         else:

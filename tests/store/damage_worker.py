@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import msgspec
 
-from tests.store.builders import NOW, body_of, message_id, store_message
+from tests.store.builders import NOW, body_of, message_id, store_message, table_parts
 from tests.store.spools import Spool
 from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.model.envelope import MessageId
@@ -154,8 +154,6 @@ class Prepared:
     tables: list[Path]
     logs: list[Path]
     in_tables: list[set[str]]
-    in_logs: dict[str, list[tuple[int, int, set[str]]]]
-    """Per log: where records begin and end, and the messages in them."""
 
     def file(self, name: str, directory: Path) -> Path:
         if name in TABLES:
@@ -203,73 +201,48 @@ async def prepare(path: Path) -> Prepared:
     log.write_bytes(write_log(whole[:12]))
     newer.write_bytes(write_log(whole[12:]))
     write_mark(path, SyncMark("1", *newest_log(path)))
-    ranges: dict[str, list[tuple[int, int, set[str]]]] = {}
-    for each, part in ((log, whole[:12]), (newer, whole[12:])):
-        start = 0
-        for number, record in enumerate(part):
-            end = len(write_log(part[: number + 1]))
-            ranges.setdefault(each.name, []).append((start, end, set(identities_in(record))))
-            start = end
     manifest = format.read_manifest(next(iter(path.glob("MANIFEST-*"))).read_bytes())
     tables = [path / f"{table.number:06d}.ldb" for table in manifest.tables.values()]
     assert len(tables) == 3, tables
     assert (path / "ballast").exists()
     numbers = [range(1, 13), range(13, 20), range(20, 28)]
     in_tables: list[set[str]] = [{*map(message_id, part)} for part in numbers]
-    return Prepared(path, truth, sorted(tables), [log, newer], in_tables, ranges)
+    return Prepared(path, truth, sorted(tables), [log, newer], in_tables)
 
 
 # --- faults
 
 
 def damage(path: Path, fault: str) -> tuple[int, int] | None:
-    """Do it to a file in place; the octets that it concerns."""
-    size = path.stat().st_size
+    """Damage a file in place, and return the octets that it concerns."""
     if fault == "missing":
         path.unlink()
         return None
-    if fault in ("empty", "cut"):
-        os.truncate(path, keep := 0 if fault == "empty" else size // 3)
-        return keep, size
-    where = {"header": 0, "data": size // 2, "index": _index_of(path, size), "footer": max(size - 4, 0)}[
-        fault
-    ]
     content = path.read_bytes()
-    flipped = bytes(octet ^ 0xFF for octet in content[where : where + 4]) or b"\xff" * 4
+    index = table_parts(content)[0] + 20 if path.suffix == ".ldb" else len(content) * 3 // 4
+    spoilt, where = spoil(content, fault, index)
     with path.open("r+b") as file:
-        file.seek(where)
-        file.write(flipped)
-    return where, where + 4
+        file.write(spoilt)
+        file.truncate()
+    return where
 
 
-def _index_of(path: Path, size: int) -> int:
-    """In a table the offset of its index, as its footer says it."""
-    if path.suffix != ".ldb":
-        return size * 3 // 4
-    footer = path.read_bytes()[-48:]
-    numbers: list[int] = []
-    value = shift = 0
-    for octet in footer:
-        value |= (octet & 0x7F) << shift
-        shift += 7
-        if octet < 0x80:
-            numbers.append(value)
-            value = shift = 0
-    return numbers[2] + 20
+def spoil(content: bytes, fault: str, index: int) -> tuple[bytes, tuple[int, int]]:
+    """Return the content with a fault, and where that is."""
+    size = len(content)
+    if fault in ("empty", "cut"):
+        keep = 0 if fault == "empty" else size // 3
+        return content[:keep], (keep, size)
+    at = {"header": 0, "data": size // 2, "index": index, "footer": max(size - 4, 0)}[fault]
+    flipped = bytes(octet ^ 0xFF for octet in content[at : at + 4])
+    return content[:at] + (flipped or b"\xff" * 4) + content[at + 4 :], (at, at + 4)
 
 
-def spoil(value: bytes, fault: str) -> bytes | None:
-    """The same for the value of a key."""
-    if fault in ("missing", "empty", "cut"):
-        return None if fault == "missing" else value[: 0 if fault == "empty" else len(value) // 3]
-    where = {
-        "header": 0,
-        "data": len(value) // 2,
-        "index": len(value) * 3 // 4,
-        "footer": max(len(value) - 4, 0),
-    }
-    at = where[fault]
-    return value[:at] + bytes(octet ^ 0xFF for octet in value[at : at + 4]) + value[at + 4 :]
+def spoil_key(db: LevelDb, name: str, fault: str) -> None:
+    value = db.get(KEYS[name])
+    assert value is not None
+    spoilt = None if fault == "missing" else spoil(value, fault, len(value) * 3 // 4)[0]
+    db.write([[(KEYS[name], spoilt)]])
 
 
 def fail(name: str, fault: str, directory: Path, prepared: Prepared) -> None:
@@ -293,9 +266,7 @@ def may_lose(name: str, prepared: Prepared, where: tuple[int, int] | None, truth
     """Deliveries that damage to these octets of a file may take, or whose outcome."""
     ids: set[str] = set()
     if name in LOGS and where is not None:
-        for start, end, named in prepared.in_logs[prepared.file(name, prepared.path).name]:
-            if start < where[1] and where[0] < end:
-                ids |= named
+        ids = set(identities_in(b"\n".join(hit_by(name, "", where, prepared))))
     elif name in TABLES:
         # What is in older tables may have been changed in this one: until it is repaired it waits too.
         ids = set[str]().union(*prepared.in_tables[: TABLES.index(name) + 1])
@@ -377,9 +348,7 @@ async def at_start(outcome: Outcome, prepared: Prepared, path: Path) -> None:
     elif name in KEYS:
         db = LevelDb(path, write_buffer=256 * 1024)
         db.open()
-        value = db.get(KEYS[name])
-        assert value is not None
-        db.write([[(KEYS[name], spoil(value, fault))]])
+        spoil_key(db, name, fault)
         db.close()
     else:
         where = damage(prepared.file(name, path), fault)
@@ -411,24 +380,24 @@ def hit_by(name: str, fault: str, where: tuple[int, int] | None, prepared: Prepa
     if name not in (*TABLES, *LOGS):
         return []
     path = prepared.file(name, prepared.path)
-    start, end = where or (0, path.stat().st_size)
-    if fault == "EIO":
-        start, end = 0, path.stat().st_size
-    found: list[bytes] = []
-    if name in LOGS:
-        at = 0
-        for number, record in enumerate(whole := read_log(path.read_bytes()).records):
-            behind = len(write_log(whole[: number + 1]))
-            if at < end and start < behind:
-                found += [key for key, _ in format.operations_of(record)]
-            at = behind
-        return found
-    at = 0
-    for block in data_blocks(path.read_bytes()):
-        if at < end and start < block.end:
-            found += [key for batch in block.batches for key, _ in format.operations_of(batch)]
-        at = block.end
-    return found
+    if where is None or fault == "EIO":
+        where = (0, path.stat().st_size)
+    return [
+        key for start, end, keys in records_in(path) if start < where[1] and where[0] < end for key in keys
+    ]
+
+
+def records_in(path: Path) -> Iterator[tuple[int, int, list[bytes]]]:
+    """Where the records of a log or the blocks of a table begin and end, with their keys."""
+    at, content = 0, path.read_bytes()
+    if path.suffix == ".log":
+        whole = read_log(content).records
+        ends = [(len(write_log(whole[: number + 1])), [record]) for number, record in enumerate(whole)]
+    else:
+        ends = [(block.end, block.batches) for block in data_blocks(content)]
+    for end, batches in ends:
+        yield at, end, [key for batch in batches for key, _ in format.operations_of(batch)]
+        at = end
 
 
 async def mended(path: Path, prepared: Prepared, hit: list[bytes]) -> Mended:
@@ -484,7 +453,6 @@ async def while_running(outcome: Outcome, prepared: Prepared, path: Path) -> Non
     await until_counted(spool)
     for number in range(60, 64):
         await truth.take(spool, number)
-    keeper = spool.store._keeper  # type: ignore[attr-defined]  # white box, on purpose
     where = None
     live = prepared.file(name, path)
     if name in LOGS:
@@ -492,9 +460,7 @@ async def while_running(outcome: Outcome, prepared: Prepared, path: Path) -> Non
     if fault in ("EIO", "read-only"):
         fail(name if name not in LOGS or fault != "EIO" else live.name, fault, path, prepared)
     elif name in KEYS:
-        value = keeper._db.get(KEYS[name])
-        assert value is not None
-        keeper._db.write([[(KEYS[name], spoil(value, fault))]])
+        spoil_key(spool.store._keeper._db, name, fault)  # type: ignore[attr-defined]  # white box, on purpose
     else:
         where = damage(live, fault)
     outcome.may_lose = sorted(may_lose(name, prepared, where, truth) if name in TABLES else ())

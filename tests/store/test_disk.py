@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from tests.store.builders import NOW, attempt, body_of, envelope_for, message_id, own_message, store_message
+from tests.store.builders import NOW, attempt, body_of, envelope_for, message_id, store_message
 from tests.store.spools import Spool
 from tests.support.waiting import until
 from zonerelay import durable
@@ -56,27 +56,6 @@ class TestFiles:
         assert len(parts) == 2
         directories = [queue.settings.path, *filter(Path.is_dir, queue.settings.path.rglob("*"))]
         assert all(path.stat().st_mode & 0o077 == 0 for path in (*directories, small, *parts))
-
-    async def test_a_body_leaves_with_its_last_delivery(self, queue: Spool) -> None:
-        first, second = await store_message(queue.store, 1, "a@example.net", "b@example.net", body=LARGE)
-        await queue.store.settle([Finish(first), Postpone(second.deferred(NOW + 9, attempt()))])
-        await asyncio.sleep(0.05)
-        assert len(bodies(queue)) == 2
-        await queue.store.settle([Finish(second)])
-        await until(lambda: not bodies(queue))
-
-    async def test_three_directories(self, tmp_path: Path) -> None:
-        apart = {name: tmp_path / name for name in NAMES}
-        async with queue_in(tmp_path, **apart) as queue:
-            (delivery,) = await store_message(queue.store, 1, body=LARGE)
-            assert len(bodies(queue)) == 2
-            assert list((apart["meta_directory"] / "nodes/0/log").iterdir())
-            assert not queue.settings.path.exists()
-            store = await queue.reopen()
-            assert await store.claim(queue_of("default"), 10, now=NOW) == [delivery]
-            assert await body_of(store, message_id(1)) == LARGE
-            await store.settle([Finish(delivery)])
-            await until(lambda: not bodies(queue))
 
     async def test_sessions_share_syncs(self, queue: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
         synced: list[int] = []
@@ -219,71 +198,8 @@ class TestDirectories:
         with pytest.raises(StoreOpenError, match="run the release that wrote it"):
             await queue.open()
 
-    async def test_file_in_place_of_a_directory_is_named(self, tmp_path: Path) -> None:
-        (tmp_path / "q").write_text("")
-        with pytest.raises(StoreOpenError, match="is not a directory"):
-            await queue_in(tmp_path).open()
-        with pytest.raises(StoreOpenError, match="cannot create the directory"):
-            await queue_in(tmp_path / "q").open()
-
 
 class TestFailedWrites:
-    @pytest.mark.parametrize("step", ["writev", "link", "fsync"])
-    @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-    async def test_failed_step_loses_nothing_and_the_queue_recovers(
-        self, queue: Spool, monkeypatch: pytest.MonkeyPatch, step: str, code: int
-    ) -> None:
-        store = queue.store
-        await store_message(store, 1, "a@example.net", "b@example.net", "c@example.net")
-        active, leaving, waiting = await store.claim(queue_of("default"), 10, now=NOW)
-        store.release([waiting.key])
-        (gone,) = await store_message(store, 2)
-        message, bounce = own_message(message_id(5), b"bounce", "from@example.org")
-        broken, real = threading.Event(), getattr(os, step)
-        broken.set()
-
-        def fail(*args: object, **more: object) -> object:
-            if broken.is_set():
-                raise OSError(code, os.strerror(code))
-            return real(*args, **more)
-
-        monkeypatch.setattr(os, step, fail)
-        acts = [
-            store_message(store, 3, body=LARGE),
-            store_message(store, 4),
-            store.settle([Finish(leaving), contract.OwnMessage(message, b"bounce", (bounce,))]),
-            store.settle([Finish(gone)]),
-        ]
-        working = asyncio.gather(*acts, return_exceptions=True)
-        await asyncio.sleep(0.5)
-        if code == errno.EIO:  # what is not stored in PATIENCE is refused
-            monkeypatch.setattr(store._keeper.partition, "patience", 0.0)  # type: ignore[attr-defined]
-        broken.clear()
-        refused = [isinstance(result, contract.StoreError) for result in await working]
-        await until(lambda: store.unhealthy() is None)
-        await store.probe()
-        found = {delivery.key for delivery in [d async for d in store.scan()]}
-        assert {active.key, waiting.key} <= found
-        numbers = {int(key.message_id, 16) for key in found}
-        assert (leaving.key in found) != (5 in numbers), "the bounce and what it reports came apart"
-        assert refused[2] or 5 in numbers
-        assert refused[1] or 4 in numbers
-        assert refused[0] or await body_of(store, message_id(3)) == LARGE
-        await store.settle([Finish(active)])
-        if leaving.key in found:
-            await store.settle([Finish(leaving), contract.OwnMessage(message, b"bounce", (bounce,))])
-        await store.settle([Finish(gone)])
-        await until(store.is_counted)
-        before = store.counts()
-        kept = {int(d.message_id, 16) async for d in store.scan()}
-        assert kept - {3, 4} == {1, 5}
-        store = await queue.reopen()
-        await until(store.is_counted)
-        assert {int(d.message_id, 16) async for d in store.scan()} == kept
-        assert store.counts() == before
-        assert await body_of(store, message_id(5)) == b"bounce"
-        await until(lambda: {int(path.name.split("-")[1], 16) for path in bodies(queue)} == kept)
-
     async def test_an_upload_without_room_is_alone(
         self, queue: Spool, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -177,16 +177,6 @@ async def test_a_snapshot_is_written_again_while_the_index_still_has_it(queue: S
         assert await deliveries_in(queue.store) == stored
 
 
-async def test_a_queue_in_use_is_not_repaired(queue: Spool, tmp_path: Path) -> None:
-    async with queue:
-        await mixed(queue.store)
-        before = await deliveries_in(queue.store)
-        for carry_out in (False, True):
-            with pytest.raises(StoreOpenError, match="another zonerelay has"):
-                await repaired(queue, carry_out=carry_out)
-        assert await deliveries_in(queue.store) == before
-
-
 async def test_a_view_has_what_waits_and_changes_nothing(tmp_path: Path) -> None:
     queue = Spool(tmp_path / "spool", backend=Backend.DISK)
     async with queue:

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.builders import NOW, body_of, delivery_for, envelope_for, flip, message_id, store_message
+from tests.store.builders import (
+    NOW,
+    body_of,
+    delivery_for,
+    envelope_for,
+    flip,
+    message_id,
+    store_message,
+    table_parts,
+)
 from tests.store.spools import Spool
 from tests.support.descriptors import no_descriptors_left
 from tests.support.waiting import until
@@ -186,7 +195,8 @@ async def test_what_a_damaged_table_holds_is_not_taken_for_missing(spool: Spool,
     flipped = 0
     for table in spool.settings.path.glob("*.ldb"):
         octets = table.read_bytes()
-        index, filters = blocks(octets)
+        index, filters = table_parts(octets)
+        filters -= 800  # the list of their places is behind them
         if filters >= 0:  # a busy machine's last table may hold a few small records alone
             flip(table, {"filter": filters + 8, "index": index + 8, "footer": len(octets) - 6}[part])
             flipped += 1
@@ -200,18 +210,6 @@ async def test_what_a_damaged_table_holds_is_not_taken_for_missing(spool: Spool,
         return
     for number in range(1, COUNT + 1):
         assert await body_of(store, message_id(number)) == body(number)
-
-
-def blocks(octets: bytes) -> tuple[int, int]:
-    """Where a table's index begins, and one of its filters: their list of places is behind them."""
-    values, value, shift = [], 0, 0
-    for octet in octets[-48:]:
-        value |= (octet & 0x7F) << shift
-        shift += 7
-        if octet < 0x80:
-            values.append(value)
-            value = shift = 0
-    return values[2], values[0] - 800
 
 
 def test_a_table_that_goes_away_is_damage(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from zonerelay import durable
 from zonerelay.cli.main import main
 from zonerelay.model.delivery import queue_of
 from zonerelay.store import records
-from zonerelay.store.leveldb.damage.directory import MARK_NAME, judge, newest_log, read_mark
+from zonerelay.store.leveldb.damage.directory import MARK_NAME, newest_log, read_mark
 from zonerelay.store.leveldb.damage.format import BLOCK, read_log, write_log
 from zonerelay.store.leveldb.damage.losses import DIRECTORY, MAX_KEPT, Loss, Losses
 from zonerelay.store.leveldb.engine import plyvel
@@ -26,16 +26,14 @@ from zonerelay.store.queue.store import PartitionStore
 MESSAGES = 40
 
 
-def body_of_message(number: int) -> bytes:
-    return random.Random(number).randbytes(1000).hex().encode()
-
-
-async def filled(path: Path) -> Path:
+@pytest.fixture
+async def filled(tmp_path: Path) -> Path:
     """A spool at rest; everything is in its log."""
-    async with Spool(path, write_buffer=1024 * 1024) as spool:
+    async with Spool(tmp_path / "spool", write_buffer=1024 * 1024) as spool:
         for number in range(1, MESSAGES + 1):
-            await store_message(spool.store, number, body=body_of_message(number))
-    return path
+            body = random.Random(number).randbytes(1000).hex().encode()
+            await store_message(spool.store, number, body=body)
+    return spool.settings.path
 
 
 def log_of(path: Path) -> Path:
@@ -114,14 +112,13 @@ def test_a_record_that_is_no_batch_is_damage(verify: bool) -> None:
 
 
 async def test_hole_in_the_log_takes_one_message_and_is_told_until_it_is_acknowledged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    filled: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = await filled(tmp_path / "spool")
-    log = log_of(path)
+    log = log_of(filled)
     before = log.read_bytes()
     flip(log, len(before) // 2)
     damaged = log.read_bytes()
-    async with Spool(path) as spool:
+    async with Spool(filled) as spool:
         lost = set(range(1, MESSAGES + 1)) - await ids_in(spool)
         assert len(lost) == 1, "LevelDB would have dropped the rest of the block"
         (name,) = map(message_id, lost)
@@ -130,7 +127,7 @@ async def test_hole_in_the_log_takes_one_message_and_is_told_until_it_is_acknowl
         assert f"message {name} is named in damaged bytes" in caplog.text
         assert spool.store.unhealthy() is None
         assert spool.damage == [problem]
-        (kept,) = (path / DIRECTORY).glob("*.log")
+        (kept,) = (filled / DIRECTORY).glob("*.log")
         assert kept.read_bytes() == damaged
         await spool.reopen()
         assert spool.store.problems() == (problem,)
@@ -144,15 +141,14 @@ async def test_hole_in_the_log_takes_one_message_and_is_told_until_it_is_acknowl
         assert kept.exists()
 
 
-async def test_power_cut_in_the_middle_of_a_write_is_no_loss(tmp_path: Path) -> None:
-    path = await filled(tmp_path / "spool")
-    log = log_of(path)
+async def test_power_cut_in_the_middle_of_a_write_is_no_loss(filled: Path) -> None:
+    log = log_of(filled)
     with log.open("ab") as file:
         file.write(write_log([b"x" * 3000])[:1000])
-    async with Spool(path) as spool:
+    async with Spool(filled) as spool:
         assert len(await ids_in(spool)) == MESSAGES
         assert spool.store.problems() == ()
-    assert not (path / DIRECTORY).exists()
+    assert not (filled / DIRECTORY).exists()
 
 
 async def test_chunks_of_a_message_whose_record_is_lost_stay(tmp_path: Path) -> None:
@@ -172,36 +168,21 @@ async def test_chunks_of_a_message_whose_record_is_lost_stay(tmp_path: Path) -> 
         assert len(chunks) > 8
 
 
-async def test_refusal_after_a_mended_log_undoes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = await filled(tmp_path / "spool")
-    flip(log_of(path), 20_000)
-    before = contents(path)
-
-    def refuse(*arguments: object, **options: object) -> None:
-        raise plyvel.IOError("IO error: no luck")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(plyvel, "DB", refuse)
-        assert "no luck" in await refusal(path)
-    assert contents(path) == before
-    assert not (path / DIRECTORY).exists()
-
-
 @pytest.mark.parametrize("mends", [False, True])
-async def test_a_full_disk_at_a_start_does_not_hide_that_an_end_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mends: bool
+async def test_a_refusal_undoes_what_a_start_has_mended_and_hides_no_missing_end(
+    filled: Path, monkeypatch: pytest.MonkeyPatch, mends: bool
 ) -> None:
     """The mark alone tells a lost end from an incomplete last write, so it stays when nothing was mended."""
-    path = await filled(tmp_path / "spool")
-    os.truncate(log_of(path), 20_000)
-    before = contents(path)
+    os.truncate(log_of(filled), 20_000)
+    flip(log_of(filled), 10_000)
+    before = contents(filled)
     write, is_full = durable.write, not mends
     fsync, synced = os.fsync, set[bytes]()
 
     def sync(descriptor: int) -> None:
         fsync(descriptor)
         name = Path(f"/proc/self/fd/{descriptor}")
-        if name.readlink() == path / "synced":
+        if name.readlink() == filled / "synced":
             synced.add(name.read_bytes())
 
     def written(file: Path, content: bytes) -> None:
@@ -218,31 +199,31 @@ async def test_a_full_disk_at_a_start_does_not_hide_that_an_end_is_missing(
         patch.setattr(durable, "write", written)
         patch.setattr(plyvel, "DB", refuse)
         patch.setattr(os, "fsync", sync)
-        assert "is full" in await refusal(path)
-    assert contents(path) == before
-    assert not mends or synced == {(path / "synced").read_bytes()}
-    async with Spool(path) as spool:
+        assert "is full" in await refusal(filled)
+    assert contents(filled) == before
+    assert not (filled / DIRECTORY).exists()
+    assert not mends or synced == {(filled / "synced").read_bytes()}
+    async with Spool(filled) as spool:
         assert "to the end of" in spool.store.problems()[0]
 
 
-async def test_logs_are_kept_up_to_a_number_and_that_stops_no_start(tmp_path: Path) -> None:
-    path = await filled(tmp_path / "spool")
-    losses = Losses(path)
+async def test_logs_are_kept_up_to_a_number_and_that_stops_no_start(filled: Path, tmp_path: Path) -> None:
+    losses = Losses(filled)
     for number in range(MAX_KEPT):
         (tmp_path / "000001.log").write_bytes(b"%d" % number)
         identity, kept = losses.keep(tmp_path / "000001.log", b"%d" % number)
         assert kept
         losses.note(Loss(id=identity, what="test", kept=kept))
-    flip(log_of(path), 20_000)
-    async with Spool(path) as spool:
+    flip(log_of(filled), 20_000)
+    async with Spool(filled) as spool:
         assert len(await ids_in(spool)) == MESSAGES - 1
         assert len(spool.store.problems()) == MAX_KEPT + 1
-    assert len(list((path / DIRECTORY).glob("*.log"))) == MAX_KEPT
+    assert len(list((filled / DIRECTORY).glob("*.log"))) == MAX_KEPT
     losses.refresh()
     assert losses.acknowledge(losses.open[0].id)
     (tmp_path / "000002.log").write_bytes(b"another")
     assert losses.keep(tmp_path / "000002.log", b"another")[1]
-    assert len(list((path / DIRECTORY).glob("*.log"))) == MAX_KEPT
+    assert len(list((filled / DIRECTORY).glob("*.log"))) == MAX_KEPT
 
 
 def test_stopped_spool_is_acknowledged_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -268,26 +249,24 @@ def test_stopped_spool_is_acknowledged_too(tmp_path: Path, capsys: pytest.Captur
 # --- refusals, and what is no reason for one
 
 
-async def test_without_current_nothing_is_made_and_the_text_says_how_to_go_on(tmp_path: Path) -> None:
-    path = await filled(tmp_path / "spool")
-    current = (path / "CURRENT").read_text()
-    (path / "CURRENT").unlink()
-    before = contents(path)
-    text = await refusal(path)
-    assert contents(path) == before
+async def test_without_current_nothing_is_made_and_the_text_says_how_to_go_on(filled: Path) -> None:
+    current = (filled / "CURRENT").read_text()
+    (filled / "CURRENT").unlink()
+    before = contents(filled)
+    text = await refusal(filled)
+    assert contents(filled) == before
     assert "zonerelay spool repair" in text
-    (path / "CURRENT").write_text(current)
-    async with Spool(path) as spool:
+    (filled / "CURRENT").write_text(current)
+    async with Spool(filled) as spool:
         assert len(await ids_in(spool)) == MESSAGES
 
 
-async def test_spool_that_was_emptied_with_its_mark_left_is_refused(tmp_path: Path) -> None:
-    path = await filled(tmp_path / "spool")
-    for each in (each for each in path.iterdir() if each.name != MARK_NAME):
+async def test_spool_that_was_emptied_with_its_mark_left_is_refused(filled: Path) -> None:
+    for each in (each for each in filled.iterdir() if each.name != MARK_NAME):
         each.unlink()
-    assert f"remove {path / MARK_NAME}" in await refusal(path)
-    (path / MARK_NAME).unlink()
-    async with Spool(path) as spool:
+    assert f"remove {filled / MARK_NAME}" in await refusal(filled)
+    (filled / MARK_NAME).unlink()
+    async with Spool(filled) as spool:
         await store_message(spool.store, 1)
 
 
@@ -318,21 +297,9 @@ async def test_first_start_cut_short_is_completed(tmp_path: Path, left: Callable
         assert await ids_in(spool) == {1}
 
 
-async def test_mark_follows_what_is_durable(tmp_path: Path) -> None:
-    path = tmp_path / "spool"
-    async with Spool(path) as spool:
-        await store_message(spool.store, 1)
-    mark = read_mark(path)
-    assert mark is not None
-    assert (mark.log, mark.size) == newest_log(path)
-    assert mark.size > 0
-    assert judge(path).suspects == ()
-
-
-async def test_emptied_log_is_told_by_the_mark(tmp_path: Path) -> None:
-    path = await filled(tmp_path / "spool")
-    os.truncate(log_of(path), 0)
-    async with Spool(path) as spool:
+async def test_emptied_log_is_told_by_the_mark(filled: Path) -> None:
+    os.truncate(log_of(filled), 0)
+    async with Spool(filled) as spool:
         assert await ids_in(spool) == set()
         assert "bytes 0 to the end of" in spool.store.problems()[0]
         assert await spool.store.claim(queue_of("default"), 1, now=NOW) == []
@@ -375,9 +342,8 @@ async def test_unreadable_last_id_is_made_again_behind_all_that_were_given(tmp_p
     await spool.store.close()
 
 
-async def test_a_note_that_is_no_text_is_told_and_stops_no_start(tmp_path: Path) -> None:
-    path = await filled(tmp_path / "spool")
-    (path / DIRECTORY).mkdir()
-    (path / DIRECTORY / "0123abcd.json").write_bytes(b'{"id": "0123abcd", "what": "\xff"}')
-    async with Spool(path) as spool:
+async def test_a_note_that_is_no_text_is_told_and_stops_no_start(filled: Path) -> None:
+    (filled / DIRECTORY).mkdir()
+    (filled / DIRECTORY / "0123abcd.json").write_bytes(b'{"id": "0123abcd", "what": "\xff"}')
+    async with Spool(filled) as spool:
         assert "0123abcd.json cannot be read" in spool.store.problems()[0]

@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.builders import NOW, body_of, message_id, store_message
+from tests.store.builders import body_of, message_id, store_message
 from tests.store.damage_worker import database_of
 from tests.store.spools import Spool
-from tests.store.test_leveldb_damage import body, filled, flip_content, numbers, recipient
+from tests.store.test_leveldb_damage import body, flip_content, recipient
 from tests.store.test_spool_check import mixed, state_of
 from tests.support.command import PROGRAM, Ran, ran
 from zonerelay import durable
-from zonerelay.model.delivery import queue_of
 from zonerelay.store import records
 from zonerelay.store.contract import StoreError, StoreFullError, StoreOpenError
 from zonerelay.store.leveldb import offline as repair_module
@@ -173,31 +172,29 @@ def test_the_spools_of_all_workers_are_repaired(tmp_path: Path, spool_command: C
     assert spool_command("check").status == 0
 
 
-def test_a_spool_that_never_was_one_is_left_alone(tmp_path: Path, spool_command: Command) -> None:
-    (tmp_path / "spool").mkdir()
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        (b"an invoice", b"1", "is not a zonerelay spool: its first key is b'an invoice'"),
+        (records.META_FORMAT, b"2", "has format version 2"),
+    ],
+)
+def test_what_is_no_spool_of_this_release_is_left_alone(
+    tmp_path: Path, spool_command: Command, key: bytes, value: bytes, text: str
+) -> None:
+    path = tmp_path / "spool"
+    path.mkdir()
     assert spool_command("repair", "--yes").status == 0
-    assert not list((tmp_path / "spool").iterdir())
-    db = plyvel.DB(str(tmp_path / "spool"), create_if_missing=True)
-    db.put(b"an invoice", b"1")
+    assert not list(path.iterdir())
+    db = plyvel.DB(str(path), create_if_missing=True)
+    db.put(key, value)
     db.close()
-    files = database_of(tmp_path / "spool")
+    files = database_of(path)
     refused = spool_command("repair", "--yes")
     assert refused.status == 2
-    assert "is not a zonerelay spool: its first key is b'an invoice'" in refused.err
-    assert database_of(tmp_path / "spool") == files
-
-
-async def test_another_format_is_refused(tmp_path: Path) -> None:
-    async with Spool(tmp_path / "spool") as spool:
-        await store_message(spool.store, 1)
-    db = plyvel.DB(str(tmp_path / "spool"))
-    db.put(records.META_FORMAT, b"2")
-    db.close()
-    files = database_of(tmp_path / "spool")
-    with pytest.raises(StoreOpenError, match="has format version 2"):
-        mend(tmp_path / "spool")
-    assert database_of(tmp_path / "spool") == files
-    assert not (tmp_path / "spool" / ".repair").exists()
+    assert text in refused.err
+    assert database_of(path) == files
+    assert not (path / ".repair").exists()
 
 
 def mend(spool: Path, *, carry_out: bool = True) -> None:
@@ -356,19 +353,3 @@ def test_a_spool_that_root_repairs_stays_its_owners(tmp_path: Path, spool_comman
         for path in (place, *place.rglob("*")):
             assert (path.stat().st_uid, path.stat().st_gid) == (12345, 12346), path
             assert not path.stat().st_mode & 0o007, path
-
-
-async def test_a_running_relay_is_named(tmp_path: Path) -> None:
-    async with Spool(tmp_path / "spool"):
-        with pytest.raises(StoreOpenError, match=r"another zonerelay has opened"):
-            mend(tmp_path / "spool")
-
-
-async def test_the_claims_of_a_repaired_spool_come_in_order(tmp_path: Path) -> None:
-    async with Spool(tmp_path / "spool") as spool:
-        await filled(spool)
-    mend(tmp_path / "spool")
-    async with Spool(tmp_path / "spool") as spool:
-        claimed = await spool.store.claim(queue_of("default"), 1000, now=NOW)
-        assert numbers(claimed) == set(range(1, 301))
-        await store_message(spool.store, 1000)

@@ -5,7 +5,7 @@ import itertools
 import random
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -31,31 +31,8 @@ KINDS = ("memory", "socket", "redis", "postgres")
 SHARED = ("redis", "postgres")
 ZONE, LIMITS = 7, {"a": 5, "b": 3}
 
-Make = Callable[[str], LimitAuthority]
 
-
-@asynccontextmanager
-async def place(kind: str, directory: Path, *, lease: float = 15.0) -> AsyncIterator[Make]:
-    """Somewhere new for limits, and who makes ways to it."""
-    name = uuid.uuid4().hex[:16]
-    if kind == "memory":
-        table = LimitTable(SystemClock())
-        yield lambda owner: MemoryAuthority(table, owner)
-    elif kind == "socket":
-        path = directory / "limits.sock"
-        server = LimitServer(path, LimitTable(SystemClock()))
-        await server.start()
-        yield lambda owner: SocketAuthority(path, owner)
-        await server.close()
-    elif kind == "redis":
-        to = RedisEndpoint(RedisSettings(url=shared_server().url, prefix=f"{name}:"))
-        yield lambda owner: SharedAuthority(RedisRecordStore(to), owner, lease=lease)
-    else:
-        access = DatabaseAccess(shared_postgres().url, str, f"limits_{name}", "limits", 60.0)
-        yield lambda owner: SharedAuthority(PostgresRecordStore(access), owner, lease=lease)
-
-
-class Told:
+class Heard:
     """What an authority has said without being asked."""
 
     def __init__(self) -> None:
@@ -70,6 +47,41 @@ class Told:
 
     def _gone(self, reason: str) -> None:
         self.gone += 1
+
+
+Start = Callable[[str], Awaitable[tuple[LimitAuthority, Heard]]]
+
+
+@asynccontextmanager
+async def place(kind: str, directory: Path, *, lease: float = 15.0) -> AsyncIterator[Start]:
+    """Somewhere new for limits, and who starts an authority of an owner there."""
+    name = uuid.uuid4().hex[:16]
+    table, path = LimitTable(SystemClock()), directory / "limits.sock"
+
+    def make(owner: str) -> LimitAuthority:
+        match kind:
+            case "memory":
+                return MemoryAuthority(table, owner)
+            case "socket":
+                return SocketAuthority(path, owner)
+            case "redis":
+                settings = RedisSettings(url=shared_server().url, prefix=f"{name}:")
+                return SharedAuthority(RedisRecordStore(RedisEndpoint(settings)), owner, lease=lease)
+        access = DatabaseAccess(shared_postgres().url, str, f"limits_{name}", "limits", 60.0)
+        return SharedAuthority(PostgresRecordStore(access), owner, lease=lease)
+
+    async with AsyncExitStack() as stack:
+        server = LimitServer(path, table)
+        await server.start()
+        stack.push_async_callback(server.close)
+
+        async def start(owner: str) -> tuple[LimitAuthority, Heard]:
+            authority, heard = make(owner), Heard()
+            await heard.start(authority)
+            stack.push_async_callback(authority.close)
+            return authority, heard
+
+        yield start
 
 
 async def ask(authority: LimitAuthority, request: LimitRequest) -> limit_authority.LimitAnswer:
@@ -102,10 +114,8 @@ class Worker:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_holders_at_the_same_time_never_exceed_a_limit(kind: str, tmp_path: Path) -> None:
-    async with place(kind, tmp_path) as make:
-        authorities = [make(f"holder{number}") for number in range(3)]
-        for authority in authorities:
-            await Told().start(authority)
+    async with place(kind, tmp_path) as start:
+        authorities = [(await start(f"holder{number}"))[0] for number in range(3)]
         workers = [Worker(authority, number) for number, authority in enumerate(authorities)]
         most: Counter[str] = Counter()
 
@@ -128,16 +138,12 @@ async def test_holders_at_the_same_time_never_exceed_a_limit(kind: str, tmp_path
         claims = (SlotClaim("a", "", 5, want=5), SlotClaim("b", "", 3, want=3))
         answer = await ask(authorities[0], LimitRequest(ZONE, claims, everything=True))
         assert sum(held.slots for held in answer.held) == ZONE
-        await authorities[0].close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_who_must_give_way_hears_of_it_and_who_waits_of_its_grant(kind: str, tmp_path: Path) -> None:
-    async with place(kind, tmp_path) as make:
-        has, waits = make("has"), make("waits")
-        told, told_waiting = Told(), Told()
-        await told.start(has)
-        await told_waiting.start(waits)
+    async with place(kind, tmp_path) as start:
+        (has, told), (waits, told_waiting) = await start("has"), await start("waits")
         await ask(has, LimitRequest(ZONE, (SlotClaim("b", "", 3, want=3),)))
         await ask(waits, LimitRequest(ZONE, (SlotClaim("b", "", 3, want=1),)))
         await until(lambda: told.news == ["some zone"])
@@ -146,33 +152,24 @@ async def test_who_must_give_way_hears_of_it_and_who_waits_of_its_grant(kind: st
         await ask(has, LimitRequest(ZONE, (SlotClaim("b", "", 3, 2, 1, 2),)))
         await until(lambda: told_waiting.news == ["some zone"])
         assert (await ask(waits, LimitRequest(ZONE))).held[0].slots == 1
-        await has.close()
-        await waits.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_turns_of_all_holders_are_on_one_grid(kind: str, tmp_path: Path) -> None:
-    async with place(kind, tmp_path) as make:
-        owners = [make(f"holder{number}") for number in range(3)]
-        for owner in owners:
-            await Told().start(owner)
+    async with place(kind, tmp_path) as start:
+        owners = [(await start(f"holder{number}"))[0] for number in range(3)]
         question = LimitRequest(ZONE, turns=(limit_authority.TurnRequest("a", "", 0.02, 0.03, 4),))
         answers = await asyncio.gather(*(ask(owner, question) for owner in owners for _ in range(4)))
         turns = sorted(at for answer in answers for at in answer.turns[0])
         assert len(turns) == 48
         assert all(later - earlier >= 0.03 - 1e-5 for earlier, later in itertools.pairwise(turns))
         assert turns[-1] - turns[0] <= 47 * 0.03 + 0.5
-        for owner in owners:
-            await owner.close()
 
 
 @pytest.mark.parametrize("kind", SHARED)
 async def test_a_relay_that_is_silent_for_a_lease_has_nothing_any_longer(kind: str, tmp_path: Path) -> None:
-    async with place(kind, tmp_path, lease=0.5) as make, AsyncExitStack() as stack:
-        dead, alive = make("dead"), make("alive")
-        for each in (dead, alive):
-            await Told().start(each)
-            stack.push_async_callback(each.close)
+    async with place(kind, tmp_path, lease=0.5) as start:
+        (dead, _), (alive, _) = await start("dead"), await start("alive")
         await ask(dead, LimitRequest(ZONE, (SlotClaim("b", "", 3, want=3),)))
         claim = LimitRequest(ZONE, (SlotClaim("b", "", 3, want=3),))
         assert (await ask(alive, claim)).held[0].slots == 0
@@ -184,9 +181,8 @@ async def test_a_relay_that_is_silent_for_a_lease_has_nothing_any_longer(kind: s
 
 @pytest.mark.parametrize("kind", SHARED)
 async def test_a_lost_connection_is_told_of_and_made_again(kind: str, tmp_path: Path) -> None:
-    async with place(kind, tmp_path) as make:
-        authority, told = make("one"), Told()
-        await told.start(authority)
+    async with place(kind, tmp_path) as start:
+        authority, told = await start("one")
         await ask(authority, LimitRequest(ZONE, (SlotClaim("b", "", 3, want=2),)))
         await asyncio.sleep(0.02)
         told.back = 0
@@ -199,14 +195,13 @@ async def test_a_lost_connection_is_told_of_and_made_again(kind: str, tmp_path: 
         await until(lambda: bool(told.gone and told.back))
         answer = await ask(authority, LimitRequest(ZONE, (SlotClaim("b", "", 3, 2, 0, 2),), everything=True))
         assert answer.held[0].slots == 2
-        await authority.close()
 
 
 async def test_without_the_supervisor_an_exchange_fails_at_once(tmp_path: Path) -> None:
     path = tmp_path / "limits.sock"
     server = LimitServer(path, LimitTable(SystemClock()))
     await server.start()
-    authority, told = SocketAuthority(path, "one"), Told()
+    authority, told = SocketAuthority(path, "one"), Heard()
     await told.start(authority)
     await ask(authority, LimitRequest(ZONE))
     await server.close()
@@ -242,7 +237,7 @@ async def test_a_supervisor_that_stands_still_costs_no_more_memory_than_one_buff
         writer.close()
 
     server = await asyncio.start_unix_server(stand_still, path)
-    authority, told = SocketAuthority(path, "one"), Told()
+    authority, told = SocketAuthority(path, "one"), Heard()
     await told.start(authority)
     await until(lambda: told.back > 0)
     big = LimitRequest(ZONE, (SlotClaim("s" * 50_000, "", 1),))
@@ -285,7 +280,7 @@ class UselessStore:
 
 
 async def test_connections_that_are_of_no_use_are_made_with_growing_pauses() -> None:
-    store, told = UselessStore(), Told()
+    store, told = UselessStore(), Heard()
     authority = SharedAuthority(store, "holder")
     await told.start(authority)
     await asyncio.sleep(1.0)

@@ -47,8 +47,6 @@ class Machine:
             engine,
             StoreContext(
                 clock=SystemClock(),
-                on_health=lambda reason: None,
-                observe_commit=lambda seconds: None,
                 on_news=self.news.append,
                 on_lost=self.lost.extend,
                 withdraw=lambda keys: set(keys) - self.busy,

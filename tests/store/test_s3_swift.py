@@ -1,12 +1,9 @@
-"""OpenStack Swift's S3 API, a second service with real servers: the essentials of the contract, and a relay.
+"""OpenStack Swift's S3 API, a second service with real servers: the essentials of the contract.
 
 One relay alone uses it: its If-None-Match is no promise of all copies together.
 """
 
 import asyncio
-import json
-import subprocess
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -15,9 +12,6 @@ import pytest
 from tests.store import builders
 from tests.store import test_contract as contract
 from tests.store.spools import Spool, s3_settings
-from tests.support.process import PROGRAM, RelayProcess
-from tests.support.sink import Sink
-from tests.support.submit import Submitter, tokens
 from tests.support.swift import KEY, SECRET, swift_server
 from zonerelay.config.settings import Addressing, Backend, S3Settings
 from zonerelay.model.clock import SystemClock
@@ -91,39 +85,3 @@ async def test_large_bodies_come_back_whole_and_a_restart_finds_everything(spool
     await spool.reopen()
     assert await builders.claim_ids(spool.store) == [1, 2]
     assert await builders.body_of(spool.store, builders.message_id(1)) == body
-
-
-async def test_relay_takes_and_sends_mail_over_it(swift: str, tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text(SECRET)
-    sink = Sink()
-    await sink.start()
-    try:
-        relay = RelayProcess(
-            tmp_path,
-            next_hop=f"127.0.0.1:{sink.port}",
-            spool={"backend": "s3"},
-            tables={
-                "s3": {
-                    "bucket": "mail-queue",
-                    "prefix": f"{uuid.uuid4().hex}/",
-                    "endpoint_url": swift,
-                    "access_key": KEY,
-                    "secret_key": str(secret),
-                    "shared": False,
-                    "lease": "60s",
-                    "timeout": "30s",
-                }
-            },
-        )
-        with relay:
-            client = Submitter(relay.smtp_port, prefix="swift")
-            await client.run(2, 5)
-            await asyncio.to_thread(relay.wait_until_empty)
-            assert set(client.acknowledged) <= tokens(sink.messages).keys()
-            assert len(client.acknowledged) == 5
-            words = [str(PROGRAM), "status", "--json", "--config", str(relay.config)]
-            said = await asyncio.to_thread(subprocess.run, words, capture_output=True, check=True, timeout=20)
-            assert json.loads(said.stdout)["backend"] == "s3"
-    finally:
-        await sink.close()

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import subprocess
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -13,8 +12,6 @@ import pytest
 
 from tests.store.builders import NOW, body_of, claim_ids, message_id, store_message
 from tests.store.spools import Spool, s3_settings
-from tests.store.test_crash import Facts, check, command, work_for
-from tests.support.power import whole_lines
 from tests.support.s3_server import BUCKET, KEY, SECRET, MotoServer, shared_moto
 from tests.support.waiting import until
 from zonerelay.config.settings import Backend, S3Settings, Settings
@@ -24,8 +21,6 @@ from zonerelay.store.contract import Finish, StoreError, StoreOpenError, Unhealt
 from zonerelay.store.objects import s3
 from zonerelay.store.objects.s3 import Bucket
 from zonerelay.store.offline import forget_queue
-
-ROUNDS = 1
 
 
 class Wire:
@@ -190,20 +185,6 @@ async def test_a_write_that_is_cut_off_and_lands_later_doubles_nothing(wire: Wir
         assert await claim_ids(spool.store) == [2]
         await spool.reopen()
         assert await claim_ids(spool.store) == [2]
-
-
-def test_acknowledged_mail_survives_kill_9_of_relays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = s3_settings(shared_moto().url)
-    monkeypatch.setenv("CRASH_S3", f"{settings.endpoint_url} {settings.prefix}")
-    facts = Facts()
-    for _ in range(ROUNDS):
-        with subprocess.Popen(command("take", Backend.S3, tmp_path), stdout=subprocess.PIPE) as process:
-            first = work_for(0.5, process)
-            process.kill()
-            assert process.stdout is not None
-            facts.hear(whole_lines(first + process.stdout.read()))
-        check(facts, Backend.S3, tmp_path)
-    assert len(facts.stored) > ROUNDS
 
 
 async def test_a_bucket_that_comes_back_empty_is_refused_until_an_operator_accepts_it(home: None) -> None:

@@ -12,19 +12,26 @@ from typing import Any
 import pytest
 
 from tests.store.builders import message_id
-from tests.store.keys.test_check import apply_change
 from tests.store.spools import Spool
-from tests.store.test_spool_check import FOUR, ONE, SHARED, TWO, checked, put, remove, repaired, with_large
+from tests.store.test_spool_check import (
+    FOUR,
+    ONE,
+    SHARED,
+    TWO,
+    change_keys,
+    checked,
+    put,
+    remove,
+    repaired,
+    with_large,
+)
 from tests.support.postgres import PostgresServer
 from tests.support.s3_server import SECRET
 from tests.transfer.test_backup import configuration_of
 from zonerelay.cli.main import main
 from zonerelay.config.settings import Backend, PostgresSettings
-from zonerelay.model.clock import SystemClock
 from zonerelay.store.check import DamageKind
 from zonerelay.store.contract import CHUNK_SIZE, StoreError
-from zonerelay.store.keys.partition import open_partition
-from zonerelay.store.offline import opened_engine
 
 IDS = {message_id(number) for number in (1, 2, 4)}
 """Of the messages that `damage` is about."""
@@ -32,15 +39,11 @@ IDS = {message_id(number) for number in (1, 2, 4)}
 
 async def damage(spool: Spool) -> None:
     """Message 1 loses part of its body, 2 its deliveries (or its record), one delivery of 4 its record."""
-    change = (
+    await change_keys(
+        spool,
         remove(b"message %b 000002" % ONE, b"delivery-zone default %b " % TWO),
         put(b"delivery-zone other%%20zone %b e9" % FOUR, b"{"),
     )
-    async with opened_engine(spool.all_settings, spool.environment) as engine:
-        partition = await open_partition(engine, 0, token="damage", clock=SystemClock(), wait=10.0)
-        for each in change:
-            await apply_change(each, partition)
-        await partition.close()
 
 
 _KILLED = """

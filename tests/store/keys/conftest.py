@@ -14,24 +14,9 @@ from zonerelay.store.keys.port import Engine
 Opening = Callable[..., Awaitable[Partition]]
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """The contract: what is tested with `place` holds for every engine, with `shared` for every shared
-    one.
-    """
-    if "place" in metafunc.fixturenames:
-        wanted = [
-            name for name, each in PLACES.items() if each.is_shared or "shared" not in metafunc.fixturenames
-        ]
-        metafunc.parametrize("place", wanted, indirect=True)
-
-
-@pytest.fixture
-def shared() -> None:
-    """A test of several writers."""
-
-
-@pytest.fixture
+@pytest.fixture(params=PLACES)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """The contract: what is tested with it holds for every engine."""
     made = PLACES[request.param](tmp_path)
     yield made
     made.close()

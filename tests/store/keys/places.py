@@ -32,8 +32,6 @@ class Place(abc.ABC):
     """One store. Each `engine` is another process's."""
 
     name = ""
-    is_shared = True
-    """Several nodes have a partition each."""
     is_durable = True
     """A process of its own finds it by `words`."""
     reserve = 0

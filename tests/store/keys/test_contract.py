@@ -169,7 +169,6 @@ async def test_large_ranges_take_little_memory(opened: Opened) -> None:
     assert cleared < 6_000_000
 
 
-@pytest.mark.usefixtures("shared")
 async def test_nodes_do_not_see_each_other(opened: Opened) -> None:
     here, there = await opened(0), await opened(1, token="there")
     await here.write(put(a="here"))
@@ -179,7 +178,6 @@ async def test_nodes_do_not_see_each_other(opened: Opened) -> None:
     assert await all_rows(there) == [(b"a", b"there")]
 
 
-@pytest.mark.usefixtures("shared")
 async def test_another_node_reads_a_partition_that_it_does_not_enter(opened: Opened) -> None:
     living = await opened(0)
     await living.write(put(a="1", b="x" * 50_000))
@@ -237,7 +235,6 @@ async def test_a_callback_runs_in_the_order_of_writes(opened: Opened) -> None:
 # --- the fence
 
 
-@pytest.mark.usefixtures("shared")
 async def test_a_key_is_reserved_once_for_all_nodes(opened: Opened) -> None:
     await opened()
     one, two = opened.engine(), opened.engine()
@@ -255,7 +252,6 @@ async def test_a_key_is_reserved_once_for_all_nodes(opened: Opened) -> None:
     assert await one.reserve(b"key", b"5", 4e9) == b"4"
 
 
-@pytest.mark.usefixtures("shared")
 async def test_a_writer_of_an_earlier_epoch_is_refused(opened: Opened) -> None:
     heard: list[StoreError] = []
     old = await opened()
@@ -273,14 +269,12 @@ async def test_a_writer_of_an_earlier_epoch_is_refused(opened: Opened) -> None:
         old.check()
 
 
-async def test_a_batch_that_lands_after_a_take_over_is_refused(place: Place, opened: Opened) -> None:
+async def test_a_batch_that_lands_after_a_take_over_is_refused(opened: Opened) -> None:
     keeper = opened.engine().keeper(0)
     state = await keeper.enter("one", mark="mark")
     late = WriteBatch(Position(state.epoch, 1), put(a="late"))
     try:
-        successor = keeper
-        if place.is_shared:
-            successor = opened.engine().keeper(0)
+        successor = opened.engine().keeper(0)
         entered = await successor.enter("one", mark="mark")
         assert entered.last == Position()
         with pytest.raises(FencedError):
@@ -345,7 +339,6 @@ async def test_a_store_that_is_away_for_long_is_told_and_comes_back(opened: Open
     assert await partition.get([b"a"]) == [b"4"]
 
 
-@pytest.mark.usefixtures("shared")
 async def test_another_writer_in_the_meantime_makes_memory_void(opened: Opened) -> None:
     """Its batch has the number of ours that is in doubt: the epoch tells them apart."""
     engine = Unreliable(opened.engine())
@@ -423,14 +416,12 @@ async def test_another_store_is_refused(place: Place, opened: Opened) -> None:
 # --- leases
 
 
-@pytest.mark.usefixtures("shared")
 async def test_a_node_is_taken_while_its_lease_runs(opened: Opened) -> None:
     await opened(0)
     with pytest.raises(NodeTakenError):
         await opened(0, token="another machine")
 
 
-@pytest.mark.usefixtures("shared")
 async def test_a_partition_of_a_dead_node_is_adopted(opened: Opened) -> None:
     dead = await opened(0)
     await dead.write(put(a="1", b="2"))
@@ -453,7 +444,6 @@ async def test_a_partition_of_a_dead_node_is_adopted(opened: Opened) -> None:
     assert await all_rows(back) == [(b"b", b"2")]
 
 
-@pytest.mark.usefixtures("shared")
 async def test_a_partition_that_was_left_is_adopted_at_once(opened: Opened) -> None:
     left = await opened(0)
     await left.write(put(a="1"))
@@ -465,7 +455,6 @@ async def test_a_partition_that_was_left_is_adopted_at_once(opened: Opened) -> N
     assert await adopted.get([b"a"]) == [b"1"]
 
 
-@pytest.mark.usefixtures("shared")
 async def test_a_living_node_keeps_its_lease(opened: Opened) -> None:
     living = await opened(0)
     engine = opened.engine()

@@ -14,7 +14,7 @@ import pytest
 from tests.support.s3_server import BUCKET, KEY, SECRET, shared_moto
 from zonerelay.config.settings import S3Settings
 from zonerelay.model.clock import SystemClock
-from zonerelay.store.contract import StoreCorruptError, StoreError
+from zonerelay.store.contract import StoreError
 from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import FencedError, Position, Write, WriteBatch, pages
 from zonerelay.store.objects import engine as objects
@@ -211,19 +211,6 @@ async def test_a_gap_in_the_log_is_an_error(queue: Queue) -> None:
     (queue.directory / "queue/nodes/0/log" / f"{3:016d}").unlink()
     with pytest.raises(StoreError, match="is missing, but later entries exist"):
         await queue.open("new index")
-
-
-async def test_a_damaged_object_is_told(queue: Queue) -> None:
-    partition = await queue.open()
-    await partition.write(Write({b"a": bytes(50_000), b"b": b"fine"}))
-    (path,) = (queue.directory / "queue/nodes/0/values").iterdir()
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(StoreCorruptError, match="is damaged"):
-        await partition.get([b"a"])
-    path.unlink()
-    with pytest.raises(StoreCorruptError, match="is missing"):
-        await partition.get([b"a"])
-    assert await partition.get([b"b"]) == [b"fine"]
 
 
 async def test_values_of_batches_that_never_were_are_swept(queue: Queue) -> None:

@@ -341,10 +341,7 @@ async def test_the_queue_is_read_by_sql(tmp_path: Path) -> None:
     access = access_to(server.url)
 
     partition = await open_partition(PostgresEngine(access), 3, token="here", clock=SystemClock())
-    around = StoreContext(
-        clock=SystemClock(), on_health=lambda _reason: None, observe_commit=lambda _seconds: None
-    )
-    store = await open_queue(partition, around)
+    store = await open_queue(partition, StoreContext(SystemClock()))
     await store_message(store, 1, "ä b@example.net", body=b"\xff" * 200_000)
     await store_message(store, 2, "b@example.net", next_attempt=NOW + 60)
     rows = server.psql(f"SELECT node, zone, message, record FROM {access.schema}.delivery ORDER BY 3")

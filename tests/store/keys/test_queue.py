@@ -4,7 +4,7 @@ failures.
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +12,37 @@ import pytest
 from msgspec import structs
 
 from tests.store.builders import NOW, body_of, envelope_for, message_id, own_message, store_message
+from tests.store.keys.conftest import Opened
 from tests.store.keys.places import PLACES
 from tests.store.keys.unreliable import Unreliable
 from tests.support.waiting import until
 from zonerelay.model.clock import ManualClock, SystemClock
 from zonerelay.model.delivery import DeliveryKey, QueueName, queue_of
 from zonerelay.store.context import StoreContext
-from zonerelay.store.contract import CHUNK_SIZE, Change, Finish, OwnMessage, QueueCounts, StoreError
+from zonerelay.store.contract import (
+    CHUNK_SIZE,
+    Change,
+    Finish,
+    MessageNotFoundError,
+    News,
+    OwnMessage,
+    QueueCounts,
+    StoredKey,
+    StoreError,
+)
 from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import Engine, KeyPage
+from zonerelay.store.offline import view_engine
 from zonerelay.store.queue.partition_keeper import open_queue
 from zonerelay.store.queue.store import PartitionStore
 
 
-async def partition_of(engine: Engine, patience: float = 5.0) -> Partition:
-    return await open_partition(engine, 0, token="here", clock=SystemClock(), wait=10.0, patience=patience)
-
-
-def around(on_news: Callable[[QueueName], None] = lambda queue: None) -> StoreContext:
-    return StoreContext(
-        clock=ManualClock(),
-        on_health=lambda reason: None,
-        observe_commit=lambda seconds: None,
-        on_news=on_news,
-    )
+async def queue_in(
+    engine: Engine, *, on_news: News = lambda queue: None, patience: float = 5.0
+) -> PartitionStore:
+    clock = SystemClock()
+    partition = await open_partition(engine, 0, token="here", clock=clock, wait=10.0, patience=patience)
+    return await open_queue(partition, StoreContext(ManualClock(), on_news=on_news))
 
 
 # --- failures
@@ -45,7 +52,7 @@ def around(on_news: Callable[[QueueName], None] = lambda queue: None) -> StoreCo
 async def unreliable() -> AsyncIterator[tuple[PartitionStore, Unreliable, list[QueueName]]]:
     engine = Unreliable(PLACES["memory"](Path()).engine())
     news: list[QueueName] = []
-    opened = await open_queue(await partition_of(engine, patience=0.05), around(news.append))
+    opened = await queue_in(engine, on_news=news.append, patience=0.05)
     yield opened, engine, news
     await opened.close()
 
@@ -97,17 +104,16 @@ async def test_mail_that_was_refused_in_an_outage_is_taken_back(unreliable: Fail
     assert [each.message_id for each in claimed] == [message_id(3), message_id(9)]
 
 
-async def test_an_upload_that_a_crash_has_left_is_removed(tmp_path: Path) -> None:
-    place = PLACES["memory"](tmp_path)
-    engine = place.engine()
-    store = await open_queue(await partition_of(engine), around())
+async def test_an_upload_that_a_crash_has_left_is_removed() -> None:
+    engine = PLACES["memory"](Path()).engine()
+    store = await queue_in(engine)
     await store_message(store, 9)
     writer = store.begin(envelope_for(message_id(1), "a@example.net"))
     for _ in range(20):
         await writer.write(bytes(CHUNK_SIZE))
     await asyncio.sleep(0.05)
     await store._keeper.partition.abandon()  # type: ignore[attr-defined]
-    again = await open_queue(await partition_of(engine), around())
+    again = await queue_in(engine)
     partition = again._keeper.partition  # type: ignore[attr-defined]
     async with asyncio.timeout(10):
         while (await partition.page(b"message ", b"message " + message_id(2).encode(), values=False)).rows:
@@ -119,7 +125,7 @@ async def test_an_upload_that_a_crash_has_left_is_removed(tmp_path: Path) -> Non
 async def test_what_changes_while_a_queue_is_counted_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = PLACES["memory"](Path()).engine()
     choose = random.Random(4)
-    store = await open_queue(await partition_of(engine), around())
+    store = await queue_in(engine)
     keys: list[DeliveryKey] = []
     for first in range(2, 6000, 500):
         stored = await asyncio.gather(*(store_message(store, first + number) for number in range(0, 500, 2)))
@@ -134,7 +140,7 @@ async def test_what_changes_while_a_queue_is_counted_is_counted_once(monkeypatch
         return found
 
     monkeypatch.setattr(Partition, "page", slow_page)
-    store = await open_queue(await partition_of(engine), around())
+    store = await queue_in(engine)
     odd = choose.sample(range(1, 6000, 2), 3000)
     while not store.is_counted():
         await asyncio.gather(
@@ -150,3 +156,36 @@ async def test_what_changes_while_a_queue_is_counted_is_counted_once(monkeypatch
     assert len(odd) < 2990, "much has changed"
     await store.close()
     await engine.close()
+
+
+# --- without joining
+
+
+async def test_a_view_reads_the_mail_of_all_nodes(opened: Opened) -> None:
+    engine = opened.engine()
+    for node in (0, 1):
+        partition = await opened(node, engine=engine)
+        store = await open_queue(partition, StoreContext(SystemClock()))
+        await store_message(store, 10 + node, f"r{node}@one.example", body=b"x" * (CHUNK_SIZE * 20 + node))
+        await store.keep_keys([(str(node) * 64, StoredKey(message_id(10 + node), "digest", NOW + 60))])
+        await store.close()
+    async with view_engine(engine) as view:
+        assert await view.queues() == {queue_of("default")}
+        assert [each.recipient async for each in view.scan()] == ["r0@one.example", "r1@one.example"]
+        assert (await view.read_messages([message_id(10), message_id(11)])).keys() == {
+            message_id(10),
+            message_id(11),
+        }
+        for node in (0, 1):
+            (delivery,) = await view.deliveries_of(message_id(10 + node))
+            assert delivery.recipient == f"r{node}@one.example"
+            body = [each async for each in view.read_body(message_id(10 + node))]
+            assert len(b"".join(body)) == CHUNK_SIZE * 20 + node
+            assert (await view.read_message(message_id(10 + node))).id == message_id(10 + node)
+        with pytest.raises(MessageNotFoundError):
+            await view.read_message(message_id(99))
+        kept, cursor = await view.kept_keys()
+        while cursor:
+            page, cursor = await view.kept_keys(cursor)
+            kept = [*kept, *page]
+        assert [identity[0] for identity, _ in kept] == ["0", "1"]
