@@ -38,6 +38,7 @@ from zonerelay.model.envelope import Message, MessageId, is_message_id
 from zonerelay.store import records
 from zonerelay.store.contract import CHUNK_SIZE, StoreCorruptError, StoreError
 from zonerelay.store.keys.port import Apply, KeyReader, Write, get_each, pages
+from zonerelay.store.queue.reads import QueueReads
 
 KEPT = 1000
 """The number of findings of one kind that are kept in full. Later ones are only counted."""
@@ -513,6 +514,7 @@ class _Comparison:
         for _ in range(_READINGS):
             if not found.faults:
                 return
+            await self._note_new_queues()
             before, found = found, await self._examine(identity)
             if before.faults == found.faults:
                 break
@@ -520,6 +522,11 @@ class _Comparison:
             self._findings.add(fault, where, what, identity)
         if self.repair is not None:
             await self._mend(self.repair, found)
+
+    async def _note_new_queues(self) -> None:
+        """Note the queues that had no deliveries when the deliveries were scanned. A relay may be running."""
+        for queue in await QueueReads(self._reader).queues():
+            self._ids.setdefault(records.queue_prefix(queue), array("Q"))
 
     async def _examine(self, identity: MessageId) -> FoundMessage:
         """Read all records of one message again and determine its faults."""

@@ -18,6 +18,8 @@ from tests.store.keys.unreliable import Unreliable
 from tests.support.waiting import until
 from zonerelay.model.clock import ManualClock, SystemClock
 from zonerelay.model.delivery import DeliveryKey, QueueName, queue_of
+from zonerelay.store import records
+from zonerelay.store.check import Findings
 from zonerelay.store.context import StoreContext
 from zonerelay.store.contract import (
     CHUNK_SIZE,
@@ -32,7 +34,8 @@ from zonerelay.store.contract import (
 )
 from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import Engine, KeyPage
-from zonerelay.store.offline import view_engine
+from zonerelay.store.memory import MemoryKeys
+from zonerelay.store.offline import check_engine, view_engine
 from zonerelay.store.queue.partition_keeper import open_queue
 from zonerelay.store.queue.store import PartitionStore
 
@@ -159,6 +162,25 @@ async def test_what_changes_while_a_queue_is_counted_is_counted_once(monkeypatch
 
 
 # --- without joining
+
+
+async def test_mail_that_arrives_in_a_new_zone_during_a_check_is_no_damage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The check looked for deliveries only in the zones that had some when it began."""
+    engine = PLACES["memory"](Path()).engine()
+    store = await queue_in(engine)
+    page, findings = MemoryKeys.page, Findings()
+
+    async def page_after_mail(keeper: MemoryKeys, start: bytes, end: bytes, **other: Any) -> KeyPage:
+        if start == records.MESSAGE_PREFIX and not await store.queues():
+            await store_message(store, 1)
+        return await page(keeper, start, end, **other)
+
+    monkeypatch.setattr(MemoryKeys, "page", page_after_mail)
+    contents = await check_engine(engine, findings, lambda done, total: None)
+    assert (contents.messages, findings) == (1, Findings())
+    await store.close()
 
 
 async def test_a_view_reads_the_mail_of_all_nodes(opened: Opened) -> None:
