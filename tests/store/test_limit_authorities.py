@@ -218,7 +218,7 @@ async def test_a_frame_that_is_no_text_ends_the_connection_and_not_the_authority
         writer.close()
 
     server = await asyncio.start_unix_server(babble, tmp_path / "limits.sock")
-    authority, told = SocketAuthority(tmp_path / "limits.sock", "one"), Told()
+    authority, told = SocketAuthority(tmp_path / "limits.sock", "one"), Heard()
     await told.start(authority)
     await until(lambda: told.back > 1)
     await authority.close()

@@ -9,9 +9,9 @@ import uuid
 from pathlib import Path
 from types import ModuleType
 
-from tests.support.postgres import PostgresServer, shared_postgres
-from tests.support.redis_server import RedisServer, shared_server
-from tests.support.s3_server import BUCKET, KEY, SECRET, MotoServer, shared_moto
+from tests.support.postgres import shared_postgres
+from tests.support.redis_server import shared_server
+from tests.support.s3_server import BUCKET, KEY, SECRET, shared_moto
 from zonerelay.config.settings import RedisSettings, S3Settings
 from zonerelay.model.clock import SystemClock
 from zonerelay.store.keys.port import Engine
@@ -39,7 +39,11 @@ class Place(abc.ABC):
 
     def __init__(self, directory: Path, *words: str) -> None:
         self.directory = directory
-        self.words = words
+        self.words = words or self.own_words()
+
+    def own_words(self) -> tuple[str, ...]:
+        """Return where a test of its own finds the store, for one on a server: a URL and a name there."""
+        return ()
 
     @abc.abstractmethod
     def engine(self) -> Engine: ...
@@ -60,8 +64,8 @@ class MemoryPlace(Place):
     name = "memory"
     is_durable = False
 
-    def __init__(self, directory: Path, *words: str) -> None:
-        super().__init__(directory, *words)
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
         self._engine = MemoryEngine(SystemClock(), lease=LEASE)
 
     def engine(self) -> Engine:
@@ -88,16 +92,12 @@ def bring_back(directory: Path, saved: object) -> None:
 
 
 class PostgresPlace(Place):
-    """A schema in the server that all tests share, or in that of `words`: a URL and the name of a schema."""
+    """A schema in the server that all tests share."""
 
     name = "postgres"
 
-    def __init__(self, directory: Path, *words: str) -> None:
-        self.server: PostgresServer | None = None
-        if not words:
-            self.server = shared_postgres()
-            words = (self.server.url, f"keys_{uuid.uuid4().hex[:16]}")
-        super().__init__(directory, *words)
+    def own_words(self) -> tuple[str, ...]:
+        return shared_postgres().url, f"keys_{uuid.uuid4().hex[:16]}"
 
     def access(self) -> DatabaseAccess:
         url, schema = self.words
@@ -121,26 +121,20 @@ class PostgresPlace(Place):
                 self._sql(f"INSERT INTO {schema}.{table} SELECT * FROM {schema}_saved.{table}")
 
     def _sql(self, statement: str) -> None:
-        assert self.server is not None
-        self.server.psql(statement)
+        shared_postgres().psql(statement)
 
     def close(self) -> None:
-        if self.server is not None:
-            schema = self.access().schema
-            self._sql(f"DROP SCHEMA IF EXISTS {schema} CASCADE; DROP SCHEMA IF EXISTS {schema}_saved CASCADE")
+        schema = self.access().schema
+        self._sql(f"DROP SCHEMA IF EXISTS {schema} CASCADE; DROP SCHEMA IF EXISTS {schema}_saved CASCADE")
 
 
 class RedisPlace(Place):
-    """A prefix in the server that all tests share, or in that of `words`: a URL and a prefix."""
+    """A prefix in the server that all tests share."""
 
     name = "redis"
 
-    def __init__(self, directory: Path, *words: str) -> None:
-        self.server: RedisServer | None = None
-        if not words:
-            self.server = shared_server()
-            words = (self.server.url, f"{{{uuid.uuid4().hex}}}:")
-        super().__init__(directory, *words)
+    def own_words(self) -> tuple[str, ...]:
+        return shared_server().url, f"{{{uuid.uuid4().hex}}}:"
 
     def engine(self) -> Engine:
         url, prefix = self.words
@@ -151,17 +145,15 @@ class RedisPlace(Place):
         return [f"{prefix}{name}" for name in ("mark", "nodes", "node:0", "keys:0", "values:0")]
 
     def save(self) -> object:
-        assert self.server is not None
         for name in self._names():
-            self.server.ask("COPY", name, f"{name}-saved", "REPLACE")
+            shared_server().ask("COPY", name, f"{name}-saved", "REPLACE")
         return True
 
     def restore(self, saved: object) -> None:
-        assert self.server is not None
         for name in self._names():
-            self.server.ask("DEL", name)
+            shared_server().ask("DEL", name)
             if saved:
-                self.server.ask("COPY", f"{name}-saved", name)
+                shared_server().ask("COPY", f"{name}-saved", name)
 
 
 class DirectoryOfObjects(Place):
@@ -179,16 +171,12 @@ class DirectoryOfObjects(Place):
 
 
 class BucketOfObjects(Place):
-    """A prefix in moto's bucket, or that of `words`: a URL and a prefix."""
+    """A prefix in moto's bucket."""
 
     name = "s3"
 
-    def __init__(self, directory: Path, *words: str) -> None:
-        self.server: MotoServer | None = None
-        if not words:
-            self.server = shared_moto()
-            words = (self.server.url, f"{uuid.uuid4().hex}/")
-        super().__init__(directory, *words)
+    def own_words(self) -> tuple[str, ...]:
+        return shared_moto().url, f"{uuid.uuid4().hex}/"
 
     def engine(self) -> Engine:
         url, prefix = self.words
@@ -197,18 +185,17 @@ class BucketOfObjects(Place):
         return ObjectEngine(place, index_in(self.directory), clock=SystemClock(), lease=LEASE)
 
     def save(self) -> object:
-        assert self.server is not None
-        prefix = f"/{BUCKET}/"
-        return {key: self.server.ask("GET", prefix + key)[1] for key in self.server.keys(self.words[1])}
+        moto, prefix = shared_moto(), f"/{BUCKET}/"
+        return {key: moto.ask("GET", prefix + key)[1] for key in moto.keys(self.words[1])}
 
     def restore(self, saved: object) -> None:
-        assert self.server is not None
-        for key in self.server.keys(self.words[1]):
-            self.server.ask("DELETE", f"/{BUCKET}/{key}")
+        moto = shared_moto()
+        for key in moto.keys(self.words[1]):
+            moto.ask("DELETE", f"/{BUCKET}/{key}")
         if saved:
             assert isinstance(saved, dict)
             for key, data in saved.items():
-                self.server.ask("PUT", f"/{BUCKET}/{key}", data)
+                moto.ask("PUT", f"/{BUCKET}/{key}", data)
 
 
 class SqlitePlace(Place):

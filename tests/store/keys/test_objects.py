@@ -143,20 +143,6 @@ async def test_a_writer_that_stood_still_meets_a_mark(queue: Queue, monkeypatch:
     assert (await all_rows(new))[b"a"] == b"1"
 
 
-async def test_an_entry_that_lands_late_changes_nothing(queue: Queue) -> None:
-    partition = await queue.open()
-    await partition.write(Write({b"a": b"1"}))
-    waits = [True]
-    queue.place.hold = lambda name: "/log/" in name and bool(waits) and waits.pop()
-    await partition.write(Write({b"a": b"2"}))  # found out and written once more
-    assert len(queue.place.held) == 1
-    assert await queue.place.land() == [False]
-    await partition.write(Write({b"b": b"3"}))
-    await partition.close()
-    again = await queue.open("another index")
-    assert await all_rows(again) == {b"a": b"2", b"b": b"3"}
-
-
 async def test_an_index_of_another_log_is_made_anew(queue: Queue, tmp_path: Path) -> None:
     first = await queue.open()
     await first.write(Write({b"a": b"1"}))
