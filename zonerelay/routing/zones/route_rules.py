@@ -15,6 +15,7 @@ Everything is prepared when the settings are loaded. Evaluation never raises.
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -120,8 +121,6 @@ class RoutedMail:
 
     def __post_init__(self) -> None:
         self._fields: dict[str, list[str]] | None = None
-        self.header_matches: dict[Sequence[str], str] = {}
-        """What matches of each header condition: it does not depend on the recipient."""
 
     def values(self, name: str) -> Sequence[str]:
         """Return the values of the header fields with this name, in lower case."""
@@ -234,15 +233,12 @@ def _header(texts: Sequence[str]) -> Ask:
     parts = [(text, text.lower().partition(":")) for text in texts]
     wanted = [(text, name.strip(), value.strip()) for text, (name, _, value) in parts]
 
-    def find(mail: RoutedMail, _: str) -> str:
-        if texts not in mail.header_matches:
-            matching = (
-                text for text, name, part in wanted if any(part in each for each in mail.values(name))
-            )
-            mail.header_matches[texts] = next(matching, "")
-        return mail.header_matches[texts]
+    @lru_cache(maxsize=1)  # for all recipients of a message
+    def find(mail: RoutedMail) -> str:
+        matching = (text for text, name, part in wanted if any(part in each for each in mail.values(name)))
+        return next(matching, "")
 
-    return find
+    return lambda mail, _: find(mail)
 
 
 def _sender(find: Callable[[str], str]) -> Ask:
