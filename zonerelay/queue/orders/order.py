@@ -8,7 +8,8 @@ where all mail waits in one line.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -82,10 +83,9 @@ class Order(OrderFields, frozen=True, kw_only=True, omit_defaults=True):
         name, and `label` its hosts with ports.
         """
         wanted = self.destination
-        if wanted is None or label in self.hosts or is_like(wanted, name) or is_like(wanted, label):
+        if wanted is None or label in self.hosts:
             return True
-        hosts = label.partition(" ")[0].split(",")
-        return any(is_like(wanted, host) or is_like(wanted, host.rpartition(":")[0]) for host in hosts)
+        return any(is_like(wanted, text) for text in _texts_of(name, label))
 
     def is_about_client(self, sender: str, user: str) -> bool:
         bare = None if self.sender is None else self.sender.removeprefix("<").removesuffix(">")
@@ -108,27 +108,81 @@ class Subject(NamedTuple):
     label: str = ""
 
 
-class OrderGate(msgspec.Struct, frozen=True):
+def _texts_of(name: str, label: str) -> tuple[str, ...]:
+    """Return the texts by which an operator may name a destination."""
+    hosts = label.partition(" ")[0].split(",")
+    return name, label, *hosts, *(host.rpartition(":")[0] for host in hosts)
+
+
+class OrderIndex:
+    """Finds orders by the first of the selectors `names` that they have. There may be a thousand of them, and
+    every delivery is compared.
+    """
+
+    def __init__(self, orders: Sequence[Order], names: Sequence[str]) -> None:
+        self._orders = orders
+        self._numbers: dict[tuple[str, str], list[int]] = {}
+        for number, order in enumerate(orders):
+            for key in _keys(order, names):
+                self._numbers.setdefault(key, []).append(number)
+
+    def find(self, **texts: Collection[str]) -> list[Order]:
+        """Return, in order, all orders that may be about mail with one of the texts of each selector."""
+        if not all(text.isascii() for some in texts.values() for text in some):
+            return list(self._orders)
+        keys = {(name, text.lower()) for name, some in texts.items() for text in some} | {_ANY}
+        found = {number for key in keys for number in self._numbers.get(key, ())}
+        return [self._orders[number] for number in sorted(found)]
+
+
+_ANY = ("", "")
+
+
+def _keys(order: Order, names: Sequence[str]) -> list[tuple[str, str]]:
+    name = next((name for name in names if getattr(order, name) is not None), "")
+    text = getattr(order, name) if name else "*"
+    if name == "sender":
+        text = text.removeprefix("<").removesuffix(">")
+    hosts = order.hosts if name == "destination" else ()
+    if "*" in text or not all(map(str.isascii, (text, *hosts))):
+        return [_ANY]
+    return [(name, each.lower()) for each in (text, *hosts)]
+
+
+class OrderGate:
     """Decides which deliveries of a zone stay in the store because of suspensions. If it `is_closed`, all of
     them do.
     """
 
-    orders: tuple[Order, ...] = ()
+    def __init__(self, orders: tuple[Order, ...] = ()) -> None:
+        self.orders = orders
+        self.is_closed = any(each.domain is None and each.destination is None for each in orders)
 
-    @property
-    def is_closed(self) -> bool:
-        return any(each.domain is None and each.destination is None for each in self.orders)
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OrderGate) and self.orders == other.orders
+
+    def __hash__(self) -> int:
+        return hash(self.orders)
+
+    @cached_property
+    def _by_domain(self) -> OrderIndex:
+        return OrderIndex([each for each in self.orders if each.domain is not None], ("domain",))
+
+    @cached_property
+    def _by_destination(self) -> OrderIndex:
+        some = [each for each in self.orders if each.destination is not None]
+        return OrderIndex(some, ("destination",))
 
     def keeps_domain(self, domain: str) -> Order | None:
         """Return the suspension of a recipient domain, which is checked before the domain is looked up, or
         None.
         """
-        some = (each for each in self.orders if each.domain is not None)
+        some = self._by_domain.find(domain=(domain,))
         return next((each for each in some if is_like(each.domain, domain)), None)
 
     def keeps(self, name: str, label: str) -> Order | None:
         """Return the suspension of a destination, or None."""
-        some = (each for each in self.orders if each.destination is not None)
+        some = self._by_destination.find(destination=_texts_of(name, label))
         return next((each for each in some if each.is_about_destination(name, label)), None)
 
 
@@ -148,9 +202,7 @@ class OrderTable:
         self.by_envelope = any(order.needs_envelope or order.domain is not None for order in self.orders)
         """Whether the envelope has to be checked before an attempt."""
         self.ids = frozenset(order.id for order in self.orders)
-        self._by_text: dict[tuple[str, str], list[int]] = {}
-        for number, order in enumerate(self.orders):
-            self._by_text.setdefault(_indexed_by(order), []).append(number)
+        self._index = OrderIndex(self.orders, ("recipient", "sender", "user", "domain"))
 
     def gate(self, zone: ZoneSettings) -> OrderGate:
         some = (each for each in self.orders if not each.needs_envelope and each.is_about_zone(zone.name))
@@ -161,14 +213,9 @@ class OrderTable:
         some = self._may_match(mail.recipient, mail.sender, mail.user)
         return [order for order in some if _matches(order, mail)]
 
-    def _may_match(self, recipient: str, sender: str, user: str) -> Iterable[Order]:
-        """Return the orders to compare with mail. There may be a thousand about senders or recipients."""
-        texts = (recipient, sender, user, domain_of(Mailbox(recipient)))
-        if not all(map(str.isascii, texts)):
-            return self.orders
-        keys = (_UNINDEXED, *zip(_INDEXED, map(str.lower, texts), strict=True))
-        found = sorted(number for key in keys for number in self._by_text.get(key, ()))
-        return map(self.orders.__getitem__, found)
+    def _may_match(self, recipient: str, sender: str, user: str) -> list[Order]:
+        domain = domain_of(Mailbox(recipient))
+        return self._index.find(recipient=(recipient,), sender=(sender,), user=(user,), domain=(domain,))
 
     def keeping(self, mail: Subject) -> Order | None:
         """Return a suspension that applies to this mail whatever its sender is, or None."""
@@ -210,19 +257,6 @@ class OrderTable:
                 over = max(over, min(order.ended or now, order.until or now))
                 seconds += max(0.0, over - began)
         return seconds
-
-
-_INDEXED = ("recipient", "sender", "user", "domain")
-_UNINDEXED = ("", "")
-
-
-def _indexed_by(order: Order) -> tuple[str, str]:
-    """Return the first selector of an order that matches only one text in ASCII, with the text."""
-    for name in _INDEXED:
-        text = getattr(order, name)
-        if text is not None and text.isascii() and "*" not in text:
-            return name, (text.removeprefix("<").removesuffix(">") if name == "sender" else text).lower()
-    return _UNINDEXED
 
 
 def _matches(order: Order, mail: Subject) -> bool:
