@@ -58,6 +58,10 @@ async def test_a_report_is_sent_once_although_a_stop_or_a_reload_comes_between(
         stored()
         await closing
         assert float(note.read_text()) == latest(due.report.at, time.time())
+        note.write_text("4000000000\n")  # the clock was far ahead
+        await daily.configure(due)
+        await running.until(lambda: float(note.read_text()) <= time.time(), what="reports go on")
+        await daily.close()
         note.write_text("1000\n")  # as if it could not be written
         await daily.configure(due)
         looked = asyncio.Event()

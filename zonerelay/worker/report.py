@@ -26,7 +26,8 @@ NOTE = "report.sent"
 LOOK_EVERY = 30.0
 PATIENCE = 5.0
 """Seconds for which a stop waits until a report is stored and recorded."""
-LONGEST = 7 * 24 * 3600.0
+DAY = 24 * 3600.0
+LONGEST = 7 * DAY
 """The longest period that a report covers."""
 
 
@@ -62,8 +63,8 @@ class DailyReport:
     async def _look(self, settings: Settings, note: Path) -> None:
         now = self._worker.clock.now()
         last = _read(note)
-        if last is None:
-            # The first report covers the time from now on.
+        if last is None or last > now + DAY:
+            # The first report covers the time from now on, also after the clock was far ahead.
             await FILES.run(durable.write, note, f"{now:.0f}\n".encode(), mode=0o644)
             return
         due = latest(settings.report.at, now)
