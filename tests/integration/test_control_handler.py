@@ -1,6 +1,7 @@
 """Requests against the queue's real operations: memory store, scheduler, settler; no network."""
 
 import asyncio
+import itertools
 import os
 import pwd
 from collections.abc import AsyncIterator
@@ -27,6 +28,7 @@ from zonerelay.model.envelope import Mailbox
 from zonerelay.model.reply import Outcome, Reply, Scope, Verdict
 from zonerelay.operations import answers, requests
 from zonerelay.operations.errors import ControlError, NotFoundError
+from zonerelay.process import tasks
 from zonerelay.queue.operator import operations
 from zonerelay.queue.operator.journal import KEPT
 from zonerelay.queue.orders.orders import Orders
@@ -155,6 +157,34 @@ async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
     await resolver.close()
     await relay.close()
     assert relay.sink.named("trouble") == []
+
+
+async def test_a_message_with_many_recipients_is_shown_in_slices(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20,000 of them stopped the event loop for half a second, also for an application that asks what became
+    of its message.
+    """
+    monkeypatch.setattr(tasks, "SLICE", 0.0)
+    turns, seen = itertools.count(), list[int]()
+
+    def compared(_explainer: Explainer, _message: object, row: answers.DeliveryRow) -> answers.DeliveryRow:
+        seen.append(next(turns))
+        return row
+
+    async def turn() -> None:
+        while True:
+            next(turns)
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(Explainer, "compared", compared)
+    message = desk.relay.accept(*(f"u{number}@busy.example" for number in range(20)))
+    turning = asyncio.create_task(turn())
+    shown, _ = await desk.ask(requests.QueueShow(message_id=message.id))
+    await tasks.cancel_all(turning)
+    assert isinstance(shown, answers.MessageDetail)
+    assert len(shown.deliveries) == len(seen) == 20
+    assert seen[-1] - seen[0] > 30
 
 
 async def test_a_list_has_every_recipient_oldest_message_first(desk: Desk) -> None:

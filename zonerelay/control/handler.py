@@ -32,6 +32,7 @@ from zonerelay.model.envelope import Message, MessageId
 from zonerelay.operations import answers, requests
 from zonerelay.operations.catalogue import OPERATIONS
 from zonerelay.operations.errors import ControlError, NotFoundError, UnavailableError
+from zonerelay.process.tasks import in_slices
 from zonerelay.queue.destination.destinations import suspended
 from zonerelay.queue.operator.filters import QueueFilter
 from zonerelay.queue.operator.journal import JournalError
@@ -305,8 +306,11 @@ class ControlHandler:
 
     async def _rows_of(self, message_id: str) -> tuple[Message, list[answers.DeliveryRow]]:
         shown = await self.operations.show(MessageId(message_id))
-        rows = [await self._row(delivery, shown.message, state) for delivery, state in shown.deliveries]
-        return shown.message, [self.explainer.compared(shown.message, row) for row in rows]
+        rows = [
+            self.explainer.compared(shown.message, await self._row(delivery, shown.message, state))
+            async for delivery, state in in_slices(shown.deliveries, self.operations.clock.monotonic)
+        ]
+        return shown.message, rows
 
     async def _explain_queued(self, request: requests.QueueExplain, answer: ResponseStream) -> None:
         message, rows = await self._rows_of(request.message_id)
