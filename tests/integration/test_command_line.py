@@ -311,6 +311,14 @@ async def test_explain_passes_on_what_is_known_of_the_mail(shell: Shell) -> None
     assert shell.relay.requests[-1] == Explain(address="alice@example.com", size=700)
 
 
+async def test_explain_asks_which_mail(shell: Shell) -> None:
+    ran = await shell.run("explain", "--from", "app@example.org")
+    assert (ran.status, ran.err) == (
+        2,
+        "zonerelay: which mail? Specify the address of a recipient, or a queued message with --id\n",
+    )
+
+
 async def test_explain_asks_the_configuration_when_no_relay_runs(shell: Shell) -> None:
     await shell.relay.server.close()
     with shell.relay.config.open("a") as config:

@@ -395,7 +395,8 @@ async def explain(desk: Desk, address: str, sender: str = "") -> answers.Explana
 async def test_explain_names_the_rule_the_next_hop_and_the_addresses(desk: Desk) -> None:
     hop = Route("local", "sink.test", (MxHost("sink.test", 2626),), expires=1e12)
     desk.router.answers[""] = hop
-    explained = await explain(desk, "<Ann@Local.Example>")
+    explained = await explain(desk, "Ann <Ann@Local.Example>")
+    assert explained.address == "Ann@Local.Example"
     assert (explained.zone, explained.rule) == ("local", 1)
     assert explained.reason == "recipient_domain matches local.example"
     assert explained.next_hop == "sink.test"
@@ -434,7 +435,9 @@ async def test_explain_knows_suspensions(desk: Desk) -> None:
     assert (explained.suspended_until, explained.suspended_reply) == (99.0, "421 busy")
 
 
-@pytest.mark.parametrize("address", ["", "<>", "x" * 600])
+@pytest.mark.parametrize(
+    "address", ["", "<>", "x" * 600, "ann@", "@b.example", "a b@c.example", "a@b.example, c@d.example"]
+)
 async def test_explain_refuses_what_is_no_address(desk: Desk, address: str) -> None:
     with pytest.raises(ControlError, match="not an address"):
         await explain(desk, address)

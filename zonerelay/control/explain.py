@@ -48,6 +48,7 @@ from zonerelay.routing.mta_sts import PolicyLookup
 from zonerelay.routing.zones.route_rules import RoutedMail
 from zonerelay.routing.zones.zones import BY_HEADER, DEFAULT_ZONE, NO_ROUTE, Zones
 from zonerelay.routing.zones.zones import ZoneExplanation as Choice
+from zonerelay.smtp.server.paths import CommandError, forward_path, read_leniently
 
 if TYPE_CHECKING:
     from zonerelay.message.dkim.keys import DkimKeys
@@ -169,6 +170,7 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
         """Return the route of mail for an address and the policies that apply to it. Raise ControlError if
         the request has no valid address.
         """
+        request = msgspec.structs.replace(request, address=_mailbox(request.address))
         listener = self._listener(request.listener)
         rails = await self.rails(request.user) if request.user else NO_LIMITS
         rewritten: list[answers.RewritePlan] = []
@@ -249,7 +251,7 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
         rates = {"max_rate": zone.max_rate, "max_rate_per_destination": limits.max_rate}
         sizes = {"max_message_size": zone.max_message_size} if zone.max_message_size else {}
         return answers.Explanation(
-            address=_mailbox(request.address),
+            address=request.address,
             sender=_sender(request.sender),
             domain=domain,
             zone=zone.name,
@@ -298,7 +300,7 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
         """Return the recipient and the sender after SRS addresses are restored and [[rewrite]] rules are
         applied. Add each change to the plans.
         """
-        recipient, sender = _mailbox(request.address), _sender(request.sender)
+        recipient, sender = request.address, _sender(request.sender)
         srs, rewriting = self.srs(), self.rewriting()
         try:
             first = None if srs is None else srs.reverse(Mailbox(recipient), self.clock.now())
@@ -451,15 +453,22 @@ def _sender(text: str) -> str:
 
 
 def _mailbox(text: str) -> str:
-    """Return the address to explain; a domain alone stands for any mailbox in it."""
+    """Return the requested address as RCPT reads it; a bare domain stands for a mailbox in it. Raise
+    ControlError if it is not an address.
+    """
     address = text.strip("<> ")
-    if not address or len(address) > MAX_ADDRESS or not address.isprintable():
-        raise ControlError("not an address; expected an address such as user@example.com, or a domain")
     if is_message_id(address):
         raise ControlError(
             f"{address} is a message: `zonerelay queue show {address}` shows what it waits for"
         )
-    return address if "@" in address else f"postmaster@{address}"
+    written = f"<{address}>" if "@" in address else f"<postmaster@{address}>"
+    try:
+        mailbox, rest = forward_path(read_leniently(written[:MAX_ADDRESS]))
+    except CommandError:
+        mailbox, rest = Mailbox(""), ""
+    if rest or not mailbox:
+        raise ControlError("not an address; expected an address such as user@example.com, or a domain")
+    return mailbox
 
 
 def source_address(ip: str, port: int) -> str:

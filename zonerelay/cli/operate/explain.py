@@ -11,7 +11,7 @@ from zonerelay.cli.arguments import request_of
 from zonerelay.cli.operate.queue import delivery_facts, order_line
 from zonerelay.cli.relay import connect, load_settings
 from zonerelay.cli.terminal import output, text
-from zonerelay.cli.terminal.exits import FAILED, OK
+from zonerelay.cli.terminal.exits import FAILED, OK, USAGE, CliError
 from zonerelay.config.endpoints import CAPTURE
 from zonerelay.operations.answers import ChangePlan, Explanation, HostPlan, StsPlan
 from zonerelay.operations.errors import NotRunningError
@@ -34,6 +34,8 @@ def explain(arguments: Namespace) -> int:
     """Print the route of mail for an address or a queued message. Return status 1 if the mail would not be
     deliverable, for use in scripts.
     """
+    if not arguments.address and not arguments.message_id:
+        raise CliError("which mail? Specify the address of a recipient, or a queued message with --id", USAGE)
     request = request_of(arguments, QueueExplain if arguments.message_id else Explain)
     from zonerelay.cli.operate.log import left_queue
 
