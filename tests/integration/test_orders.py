@@ -241,10 +241,13 @@ async def test_suspended_mail_does_not_expire_unseen(tmp_path: Path) -> None:
 
 async def test_suspended_mail_does_not_bounce_for_its_destination(tmp_path: Path) -> None:
     """Its domain does not exist: without the order it would be returned without an attempt."""
-    async with staged(tmp_path) as stage, relay_with(stage.chosen) as running:
+    async with staged(tmp_path, retry=RetrySettings()) as stage, relay_with(stage.chosen) as running:
         await suspend(running, sender="app@*")
         await send(running, "1@no.such.example")
         await running.until_logged("held", 1)
+        expiry = (await suspend(running, sender="app@*")).first_expiry
+        assert expiry is not None
+        assert expiry > time.time() + 4 * 86400, "only reports (<>) expire after a day"
         settler = running.worker.settler
         assert settler is not None
         assert settler.outcome_log._unsettled == 0, "what is held is no more on its way"

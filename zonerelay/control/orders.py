@@ -169,8 +169,10 @@ class OrderAnswers(msgspec.Struct, frozen=True):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK):
                     found = [
-                        first_expiry(delivery.created, delivery.zone)
-                        async for delivery, _, _ in self.operations.select(wanted)
+                        first_expiry(
+                            delivery.created, delivery.zone, None if message is None else message.envelope
+                        )
+                        async for delivery, message, _ in self.operations.select(wanted)
                     ]
                     return min(found, default=None)
         now = self.operations.clock.now()

@@ -403,10 +403,10 @@ def _tell_order(answer: answers.OrderResult) -> None:
     print(f"To end it: zonerelay resume {order.id}")
     at = answer.first_expiry
     if at is not None and not order.stop_clock and (order.until is None or order.until >= at):
-        when = "is now" if at <= now else f"{text.when(at)}, {text.until(at, now)}"
+        when = "Some may be now" if at <= now else f"None is before {text.when(at)}, {text.until(at, now)}"
         output.tell(
-            f"The first of this mail is too old: {when}. It waits all the same, and has one attempt after "
-            "the end, but returns to its sender if that fails. --stop-clock prevents that."
+            "Mail that is too old at the end has one attempt, and returns to its sender if that fails. "
+            f"{when}. --stop-clock prevents that."
         )
 
 

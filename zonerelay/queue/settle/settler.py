@@ -584,9 +584,12 @@ class Settler:
 
     # For the scheduler and for operators
 
-    def first_expiry(self, created: float, zone: str) -> float:
-        """Return the Unix time before which no delivery created at `created` or later in a zone expires."""
-        return created + self._policy.retry.of(zone).shortest_lifetime
+    def first_expiry(self, created: float, zone: str, envelope: Envelope | None = None) -> float:
+        """Return the Unix time before which no delivery created at `created` or later in a zone expires,
+        whatever its envelope, or with this one.
+        """
+        retry = self._policy.retry.of(zone)
+        return created + (retry.shortest_lifetime if envelope is None else retry.lifetime(envelope))
 
     def is_old(self, delivery: Delivery) -> bool:
         """Return `DispositionPolicy.is_old` for a delivery at the current time."""
