@@ -608,12 +608,13 @@ def test_users_find_their_own_messages(relay: RelayProcess, operator: Api) -> No
     def found(api: Api, **query: object) -> list[str]:
         """All pages, the newest message first."""
         ids, cursor = [], ""
-        while True:
+        while cursor is not None:
             path = f"/v1/messages?{urllib.parse.urlencode({**query, 'cursor': cursor})}"
             page = api.get(path)
             ids += [each["id"] for each in page["messages"]]
-            if not (cursor := page["next"]):
-                return ids
+            cursor = page["next"]
+            assert cursor != ""
+        return ids
 
     relay.wait_for(lambda: found(bob) == [other] and len(found(ann)) == 12, what="all are in the history")
     assert found(ann) == found(ann, limit=5) == found(ann, limit=1) == sent[::-1]

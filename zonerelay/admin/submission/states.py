@@ -66,10 +66,10 @@ class MessageSummary(MessageState, frozen=True, kw_only=True):
 
 
 class MessageList(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of messages, the newest first. `next` is the cursor of the next page, or "" on the last one."""
+    """A page of messages, the newest first. `next` is the cursor of the next page, or null on the last."""
 
     messages: tuple[MessageSummary, ...]
-    next: str
+    next: str | None
 
 
 async def list_of(call: ApiCall) -> MessageList:
@@ -96,7 +96,7 @@ async def list_of(call: ApiCall) -> MessageList:
     page = found[:most]
     return MessageList(
         messages=tuple(map(_summary, page)),
-        next="_".join(map(str, page[-1].place)) if len(found) > most else "",
+        next="_".join(map(str, page[-1].place)) if len(found) > most else None,
     )
 
 
