@@ -151,7 +151,7 @@ def date(value: object, option: Option) -> float:
 _KINDS: dict[type, str] = {
     bool: "true or false",
     int: "a number",
-    float: "a number",
+    float: "a decimal number",
     str: "text",
     list: "a list",
     dict: "a table",
