@@ -15,7 +15,7 @@ from tests.store.builders import message_id, store_message
 from tests.store.spools import Spool
 from tests.support import slimta, zonemta
 from tests.support.command import PROGRAM
-from tests.support.ports import wait_until
+from tests.support.ports import free_port, wait_until
 from tests.transfer.migrations import configured, spool
 from zonerelay.cli.main import main
 from zonerelay.store.contract import Finish
@@ -48,6 +48,16 @@ def test_a_stopped_relay_renders_mail(config: Path, capsysbinary: pytest.Capture
     status, sent, said = cat(9)
     assert (status, sent) == (1, b"")
     assert b"is not in the queue" in said
+
+
+def test_what_cannot_be_read_is_told_in_words(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """There were numbers of errors in brackets, and of a server only that a call failed."""
+    assert spool(config, "restore", "/no/such") == 2
+    place = "/no/such is not a zonerelay backup: /no/such/backup.json"
+    assert capsys.readouterr().err == f"zonerelay: {place}: No such file or directory\n"
+    url = f"redis://127.0.0.1:{free_port()}/0"
+    assert spool(config, "import", "--from", "slimta-redis", url) == 2
+    assert capsys.readouterr().err == f"zonerelay: {url}: Connection refused\n"
 
 
 def test_mail_moves_to_other_relay(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,7 +63,9 @@ _SQLITE = {
 def in_words(error: Exception) -> str:
     """Describe an OSError or SQLite error in a few words."""
     if isinstance(error, OSError):
-        return error.strerror or str(error)
+        # asyncio writes "Connect call failed" for the reason. The numbers of TLS and DNS are their own.
+        of_system = type(error) is OSError or isinstance(error, ConnectionError)
+        return os.strerror(error.errno) if error.errno and of_system else error.strerror or str(error)
     return _SQLITE.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, str(error))
 
 

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from zonerelay.process.files import FileState, file_state
+from zonerelay.process.files import FileState, file_state, in_words
 from zonerelay.process.threads import FILES, addresses_of
 
 if TYPE_CHECKING:
@@ -243,6 +243,6 @@ def _words(error: Exception, host: str) -> str:
         return f"the certificate of {host} is not trusted: {cause.verify_message}"
     if isinstance(cause, ssl.SSLError):
         return f"TLS with {host} failed: {cause.reason or type(cause).__name__}"
-    if isinstance(error, OSError):  # aiohttp's connection errors are, too
-        return f"{host} is unreachable: {error.strerror or type(error).__name__}"
+    if isinstance(error, OSError) and isinstance(cause, OSError):  # aiohttp's connection errors are, too
+        return f"{host} is unreachable: {in_words(cause)}"
     return f"{host} did not send a valid HTTP response: {type(error).__name__}"

@@ -39,4 +39,7 @@ def refused(
     try:
         yield
     except errors as error:
-        raise CliError(f"{before}{error}{after}", status) from error
+        what = str(error)
+        if isinstance(error, OSError) and error.strerror:  # Python begins with "[Errno 2]"
+            what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        raise CliError(f"{before}{what}{after}", status) from error

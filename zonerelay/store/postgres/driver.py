@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
 
+from zonerelay.process.files import in_words
 from zonerelay.process.threads import FILES
 from zonerelay.store.context import ReadSecret, driver
 from zonerelay.store.contract import StoreCorruptError, StoreError, StoreFullError, StoreLostError
@@ -357,7 +358,7 @@ def translated(password: str = "") -> Iterator[None]:
     except driver.PostgresError as error:
         raise _refused(error.sqlstate or "", error.message or str(error), password) from None
     except (OSError, TimeoutError, driver.InterfaceError) as error:
-        text = str(error) or type(error).__name__
+        text = in_words(error) or type(error).__name__
         raise ConnectionLostError(f"the database does not respond: {_hide(text, password)}") from None
     except Exception as error:  # noqa: BLE001 - the driver's own trouble must not pass for the caller's
         text = f"{type(error).__name__}: {error}"

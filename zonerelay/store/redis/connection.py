@@ -26,6 +26,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
 
 from zonerelay.config.settings import RedisSettings
+from zonerelay.process.files import in_words
 from zonerelay.process.tasks import cancel_all
 from zonerelay.process.threads import FILES
 from zonerelay.store.context import ReadSecret
@@ -212,9 +213,13 @@ def _judged(error: ResponseError) -> StoreError:
 
 
 def _lost(reason: object) -> StoreError:
+    return StoreLostError(f"{Unhealthy.SERVER_DOWN}: {_shown(reason)}")
+
+
+def _shown(reason: object) -> str:
     if isinstance(reason, BaseException) and isinstance(reason.__context__, OSError):
-        reason = reason.__context__.strerror or reason  # redis-py adds its own text
-    return StoreLostError(f"{Unhealthy.SERVER_DOWN}: {reason}")
+        return in_words(reason.__context__)  # redis-py adds its own text
+    return str(reason)
 
 
 async def _hang_up(connection: driver.AbstractConnection, writer: asyncio.StreamWriter | None) -> None:
@@ -301,7 +306,7 @@ async def foreign_client(url: str, failed: Callable[[str], Exception]) -> AsyncI
         async with client:
             yield client
     except RedisError as error:
-        raise failed(str(error)) from error
+        raise failed(_shown(error)) from error
 
 
 def as_list(reply: Reply) -> list[Reply]:
