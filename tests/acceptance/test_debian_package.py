@@ -23,6 +23,7 @@ DPKG = ("dpkg", "--force-unsafe-io")
 QUICK = {"DPKG_DEB_COMPRESSOR_TYPE": "none", "DPKG_DEB_COMPRESSOR_LEVEL": "0"}
 LETTER = "From: app@b.example\nTo: Ann <ann@d.example>\nSubject: x\n\nHello\n"
 BUILD_TIMEOUT = 600.0
+NOT_INSTALLED = ("CHANGELOG.md", "config/docker.toml", "tests/acceptance/test_applications.py")
 
 
 class Machine(Chroot):
@@ -183,6 +184,11 @@ def _look_at_manual_and_completion(machine: Machine) -> None:
     for place in ("zsh/vendor-completions/_zonerelay", "fish/vendor_completions.d/zonerelay.fish"):
         assert "older-than" in (machine.root / "usr/share" / place).read_text()
     assert (machine.root / "usr/share/zonerelay/monitoring/alerts.yml").is_file()
+    pages = machine.root / "usr/share/doc/zonerelay"
+    for text in pages.glob("docs/**/*.md"):
+        for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", text.read_text()):
+            aim = Path(os.path.normpath(text.parent / target))
+            assert aim.exists() or aim in {pages / each for each in NOT_INSTALLED}, f"{text}: {target}"
 
 
 def _deliver(machine: Machine) -> None:
