@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -170,7 +171,9 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
         """Return the route of mail for an address and the policies that apply to it. Raise ControlError if
         the request has no valid address.
         """
-        request = msgspec.structs.replace(request, address=_mailbox(request.address))
+        request = msgspec.structs.replace(
+            request, address=_mailbox(request.address), sender=request.sender.strip("<> ")
+        )
         listener = self._listener(request.listener)
         rails = await self.rails(request.user) if request.user else NO_LIMITS
         rewritten: list[answers.RewritePlan] = []
@@ -252,7 +255,7 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
         sizes = {"max_message_size": zone.max_message_size} if zone.max_message_size else {}
         return answers.Explanation(
             address=request.address,
-            sender=_sender(request.sender),
+            sender=request.sender,
             domain=domain,
             zone=zone.name,
             rule=choice.rule,
@@ -300,7 +303,7 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
         """Return the recipient and the sender after SRS addresses are restored and [[rewrite]] rules are
         applied. Add each change to the plans.
         """
-        recipient, sender = request.address, _sender(request.sender)
+        recipient, sender = request.address, request.sender
         srs, rewriting = self.srs(), self.rewriting()
         try:
             first = None if srs is None else srs.reverse(Mailbox(recipient), self.clock.now())
@@ -448,10 +451,6 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _sender(text: str) -> str:
-    return text.strip("<> ")
-
-
 def _mailbox(text: str) -> str:
     """Return the requested address as RCPT reads it; a bare domain stands for a mailbox in it. Raise
     ControlError if it is not an address.
@@ -462,13 +461,11 @@ def _mailbox(text: str) -> str:
             f"{address} is a message: `zonerelay queue show {address}` shows what it waits for"
         )
     written = f"<{address}>" if "@" in address else f"<postmaster@{address}>"
-    try:
+    with suppress(CommandError):
         mailbox, rest = forward_path(read_leniently(written[:MAX_ADDRESS]))
-    except CommandError:
-        mailbox, rest = Mailbox(""), ""
-    if rest or not mailbox:
-        raise ControlError("not an address; expected an address such as user@example.com, or a domain")
-    return mailbox
+        if not rest:
+            return mailbox
+    raise ControlError("not an address; expected an address such as user@example.com, or a domain")
 
 
 def source_address(ip: str, port: int) -> str:

@@ -169,9 +169,7 @@ class OrderAnswers(msgspec.Struct, frozen=True):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK):
                     found = [
-                        first_expiry(
-                            delivery.created, delivery.zone, None if message is None else message.envelope
-                        )
+                        first_expiry(delivery.created, delivery.zone, message)
                         async for delivery, message, _ in self.operations.select(wanted)
                     ]
                     return min(found, default=None)

@@ -584,12 +584,12 @@ class Settler:
 
     # For the scheduler and for operators
 
-    def first_expiry(self, created: float, zone: str, envelope: Envelope | None = None) -> float:
+    def first_expiry(self, created: float, zone: str, message: Message | None = None) -> float:
         """Return the Unix time before which no delivery created at `created` or later in a zone expires,
-        whatever its envelope, or with this one.
+        whatever its message, or of this one.
         """
         retry = self._policy.retry.of(zone)
-        return created + (retry.shortest_lifetime if envelope is None else retry.lifetime(envelope))
+        return created + (retry.shortest_lifetime if message is None else retry.lifetime(message.envelope))
 
     def is_old(self, delivery: Delivery) -> bool:
         """Return `DispositionPolicy.is_old` for a delivery at the current time."""
