@@ -124,7 +124,7 @@ class CapturedMail:
         address = self.release_to
         if not address:
             raise ReleaseError(
-                "captured mail cannot be released: set [capture] release_to to the address of a server"
+                "captured mail cannot be released: set [capture] release_to, or --release-to of the sandbox"
             )
         summary, octets = await self.read(message_id, "", mark=False)
         try:
