@@ -15,6 +15,7 @@ from tests.support.certificates import DAY, NOW, Made, make
 from tests.support.mail import ZONE, Names
 from zonerelay.config.settings import TlsMode
 from zonerelay.delivery.peer import HostFailure, Terms, UntrustedCertificateError
+from zonerelay.delivery.tls import chains
 from zonerelay.delivery.tls import dane as records_of_dane
 from zonerelay.delivery.tls.dane import matching_name, names_in, public_key, shown_names, usable, verify
 from zonerelay.delivery.tls.plan import TlsPolicy, TlsRequirements, requirements
@@ -149,12 +150,19 @@ def test_an_authority_that_only_the_record_has(selector: int) -> None:
     assert refusal((SERVER,), record(ROOT, 2, selector, 0))  # the one in between is missing
 
 
-def test_a_bare_rsa_key() -> None:
+def test_bare_rsa_keys_are_few_and_not_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     authority = make(
         common_name="RSA", authority=True, key=rsa.generate_private_key(public_exponent=65537, key_size=2048)
     )
-    assert check((make("mx.example.com", issuer=authority),), record(authority, 2, 1, 0)) == "mx.example.com"
-    assert refusal((STRANGER,), record(authority, 2, 1, 0))
+    shown, key = (make("mx.example.com", issuer=authority),), record(authority, 2, 1, 0)
+    others = [record(STRANGER, 2, 1, 0)] * records_of_dane.MAX_KEYS
+    assert check(shown, *others[1:], key) == "mx.example.com"
+    assert refusal(shown, *others, key)
+    assert refusal((STRANGER,), key)
+    for limit, most in (("MAX_RSA", 1024), ("MAX_EXPONENT", 3)):
+        with monkeypatch.context() as patch:
+            patch.setattr(chains, limit, most)
+            assert refusal(shown, key)
 
 
 @pytest.mark.parametrize("matching", [1, 2])

@@ -22,6 +22,8 @@ from zonerelay.delivery.peer import UntrustedCertificateError
 _EXPIRED, _NOT_YET = 10, 9  # X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_CERT_NOT_YET_VALID
 _UNKNOWN_ISSUER = frozenset((2, 7, 18, 19, 20, 21))  # 7: of the same name, with another key
 
+MAX_RSA, MAX_EXPONENT = 8192, 65_537
+"""The largest RSA keys of authorities. With larger numbers a server could stop the event loop for seconds."""
 
 # The exceptions that cryptography raises at the malformed part of a certificate.
 _UNREADABLE = (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType)
@@ -89,7 +91,8 @@ def is_signed_by(der: bytes, key_der: bytes) -> bool:
         if isinstance(key, ed25519.Ed25519PublicKey | ed448.Ed448PublicKey):
             key.verify(signature, signed)
         elif isinstance(key, rsa.RSAPublicKey) and digest is not None:
-            if not isinstance(parameters, padding.PKCS1v15 | padding.PSS):
+            is_slow = key.key_size > MAX_RSA or key.public_numbers().e > MAX_EXPONENT
+            if is_slow or not isinstance(parameters, padding.PKCS1v15 | padding.PSS):
                 return False
             key.verify(signature, signed, parameters, digest)
         elif isinstance(key, ec.EllipticCurvePublicKey) and isinstance(parameters, ec.ECDSA):

@@ -131,6 +131,8 @@ MAX_CHAIN = 16
 """Certificates of a server's chain that are examined."""
 MAX_RECORDS = 32
 """Usable records of one host that are examined."""
+MAX_KEYS = 4
+"""Complete keys of authorities that are examined, each with all certificates of the chain."""
 
 DANE_TA, DANE_EE = 2, 3
 _CERTIFICATE, _KEY = 0, 1
@@ -173,11 +175,9 @@ def _verify_by_authority(
     from zonerelay.delivery.tls import chains  # noqa: PLC0415
 
     anchors = [each for record in records for each in _anchors(chain, record)]
-    for record in records:
-        if (record.selector, record.matching) == (_KEY, _FULL):
-            # The server need not send the authority: a certificate that its key has signed is sufficient
-            # proof.
-            anchors += [der for der in chain if chains.is_signed_by(der, record.data)]
+    # The server need not send the authority: a certificate that its key has signed is sufficient proof.
+    keys = [each.data for each in records if (each.selector, each.matching) == (_KEY, _FULL)]
+    anchors += [der for key in keys[:MAX_KEYS] for der in chain if chains.is_signed_by(der, key)]
     if not anchors:
         raise UntrustedCertificateError(
             "the server did not present the certificate of the authority in the TLSA records "
