@@ -16,23 +16,16 @@ import pytest
 
 from tests.store.builders import NOW, attempt, body_of, message_id, own_message, store_message
 from tests.store.spools import Spool
+from tests.store.test_disk import NAMES, queue_in
 from tests.support.waiting import until
-from zonerelay.config.settings import Backend
-from zonerelay.model.clock import SystemClock
 from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.store.contract import Finish, OwnMessage, Postpone, Store, StoreError
 from zonerelay.store.keys import group_commit, partition
 
 CALLS = ("writev", "link", "rename", "unlink", "fsync")
-NAMES = ("env_directory", "meta_directory", "scratch_directory")
 BODIES = {1: b"one", 2: b"two", 3: b"three", 4: b"four" * 200_000, 5: b"bounce"}
 
 Queue = frozenset[Delivery]
-
-
-def queue_in(path: Path, *, apart: bool = False) -> Spool:
-    places = {name: path / name for name in NAMES} if apart else {}
-    return Spool(path / "q", backend=Backend.DISK, clock=SystemClock(), places=places)
 
 
 class Calls(abc.ABC):
@@ -63,6 +56,10 @@ async def until_bodies_are_of(queue: Spool, messages: Collection[str]) -> None:
 # --- a crash before any call
 
 
+def places_in(path: Path, apart: bool) -> dict[str, Path]:
+    return {name: path / name for name in NAMES} if apart else {}
+
+
 class Camera(Calls):
     """Copies the queue before every call; `shots` are the copies with the changes finished by then."""
 
@@ -91,7 +88,7 @@ async def test_crash_before_any_call_leaves_the_queue_before_or_after_a_change(
     path, album = tmp_path / "queue", tmp_path / "album"
     states: list[Queue] = []
     with monkeypatch.context() as patches:
-        async with queue_in(path, apart=apart) as queue:
+        async with queue_in(path, **places_in(path, apart)) as queue:
             store = queue.store
             a, b = await store_message(store, 1, "a@example.net", "b@example.net", body=BODIES[1])
             (two,) = await store_message(store, 2, body=BODIES[2])
@@ -117,7 +114,7 @@ async def test_crash_before_any_call_leaves_the_queue_before_or_after_a_change(
 
 
 async def check(copy: Path, allowed: list[Queue], *, apart: bool) -> None:
-    async with queue_in(copy, apart=apart) as queue:
+    async with queue_in(copy, **places_in(copy, apart)) as queue:
         found = await all_of(queue.store)
         assert found in allowed, copy
         for delivery in found:

@@ -28,7 +28,6 @@ from zonerelay.store.contract import Finish, QueueCounts, StoreCorruptError, Sto
 from zonerelay.store.keys.port import get_each
 from zonerelay.store.leveldb import keeper as leveldb_keeper
 from zonerelay.store.leveldb.spool import LevelDb, SpoolKeys, run_through
-from zonerelay.worker.worker import until_empty
 
 DAMAGED = "the spool is damaged"
 COUNT = 300
@@ -307,19 +306,6 @@ async def test_a_damaged_open_count_keeps_the_message_and_sends_it(spool: Spool)
     await store.settle([Finish(claimed[0])])
     assert (await store.read_message(message_id(1))).id == message_id(1)
     assert await body_of(store, message_id(1))
-
-
-async def test_a_spool_whose_only_delivery_is_damaged_is_not_empty(spool: Spool) -> None:
-    """An heir removes a spool that is."""
-    await store_message(spool.store, 1, recipient(1), body=body(1))
-    await spool.reopen()
-    damage_delivery(spool, 1)
-    store = await spool.reopen()
-    assert await store.queues() == set()
-    told: list[str] = []
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(until_empty(store, told.append), 2.5)
-    assert told
 
 
 def test_a_walk_over_damage_brings_nothing_back(tmp_path: Path) -> None:

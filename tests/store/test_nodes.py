@@ -128,16 +128,6 @@ async def put(machine: Machine, number: int, *recipients: str, body: bytes = b"x
     await builders.store_message(machine.nodes, number, *recipients, body=body)
 
 
-async def test_a_node_delivers_its_own_mail_alone(pair: list[Machine]) -> None:
-    one, two = pair
-    assert one.nodes.node != two.nodes.node
-    await put(one, 1, "a@example.net")
-    await put(two, 2, "b@example.net")
-    assert await one.claim() == ["a@example.net"]
-    assert await two.claim() == ["b@example.net"]
-    assert await one.nodes.claim(QUEUE, 10, now=NOW) == []
-
-
 async def test_mail_of_a_node_that_is_gone_is_delivered_by_an_heir(pair: list[Machine]) -> None:
     one, two = pair
     await put(one, 1, "a@example.net", "b@example.net", body=b"of one\r\n")

@@ -11,8 +11,7 @@ import pytest
 from aiohttp import web
 
 from tests.store.builders import NOW, store_message
-from tests.store.spools import Spool, s3_settings
-from tests.support.ports import LOOPBACK
+from tests.store.spools import Spool, s3_settings, served
 from tests.support.postgres import PASSWORD, PostgresServer
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import until
@@ -102,11 +101,8 @@ class Denying:
 async def service() -> AsyncIterator[tuple[Denying, str]]:
     denying, application = Denying(), web.Application()
     application.router.add_route("*", "/{path:.*}", denying.answer)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    await web.TCPSite(runner, LOOPBACK, 0).start()
-    yield denying, f"http://{LOOPBACK}:{runner.addresses[0][1]}"
-    await runner.cleanup()
+    async with served(application) as url:
+        yield denying, url
 
 
 async def test_an_s3_key_that_was_replaced(service: tuple[Denying, str], secret: Path) -> None:

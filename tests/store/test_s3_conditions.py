@@ -9,8 +9,7 @@ import pytest
 from aiohttp import web
 
 from tests.store.builders import claim_ids, store_message
-from tests.store.spools import Spool, s3_settings
-from tests.support.ports import LOOPBACK
+from tests.store.spools import Spool, s3_settings, served
 from tests.support.s3_server import shared_moto
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock
@@ -95,14 +94,9 @@ def keeps_versions(service: Service, method: str, path: str, headers: Headers) -
 async def spool(request: pytest.FixtureRequest, home: None) -> AsyncIterator[Spool]:
     application = web.Application(client_max_size=10_000_000)
     application.router.add_route("*", "/{path:.*}", Service(request.param).answer)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    site = web.TCPSite(runner, LOOPBACK, 0)
-    await site.start()
-    port = runner.addresses[0][1]
-    settings = s3_settings(f"http://{LOOPBACK}:{port}", lease=60.0)
-    yield Spool(Path("spool"), backend=Backend.S3, s3=settings, clock=SystemClock())
-    await runner.cleanup()
+    async with served(application) as url:
+        settings = s3_settings(url, lease=60.0)
+        yield Spool(Path("spool"), backend=Backend.S3, s3=settings, clock=SystemClock())
 
 
 @pytest.mark.parametrize(

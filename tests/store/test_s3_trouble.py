@@ -97,9 +97,13 @@ async def wire(home: None) -> AsyncIterator[Wire]:
     await made.cut()
 
 
+def spool_with(settings: S3Settings, name: str = "spool") -> Spool:
+    return Spool(Path(name), backend=Backend.S3, s3=settings, clock=SystemClock())
+
+
 def spool_over(wire: Wire, **other: object) -> Spool:
-    settings = s3_settings(f"http://127.0.0.1:{wire.port}", **{"timeout": 2.0, "lease": 60.0, **other})
-    return Spool(Path("spool"), backend=Backend.S3, s3=settings, clock=SystemClock())
+    other = {"timeout": 2.0, "lease": 60.0, **other}
+    return spool_with(s3_settings(f"http://127.0.0.1:{wire.port}", **other))
 
 
 async def test_lost_service_is_waited_for_and_nothing_is_lost(wire: Wire) -> None:
@@ -154,7 +158,7 @@ async def test_large_body_is_read_on_after_a_moment_without_the_service(wire: Wi
 async def test_service_that_does_not_answer_is_given_up_in_time(home: None) -> None:
     with MotoServer() as moto:
         settings = s3_settings(moto.url, timeout=0.5, lease=60.0)
-        async with Spool(Path("spool"), backend=Backend.S3, s3=settings, clock=SystemClock()) as spool:
+        async with spool_with(settings) as spool:
             os.kill(moto.pid, signal.SIGSTOP)
             started = asyncio.get_running_loop().time()
             with pytest.raises(StoreError):
@@ -189,7 +193,7 @@ async def test_a_write_that_is_cut_off_and_lands_later_doubles_nothing(wire: Wir
 
 async def test_a_bucket_that_comes_back_empty_is_refused_until_an_operator_accepts_it(home: None) -> None:
     settings = s3_settings(shared_moto().url, lease=60.0)
-    spool = Spool(Path("spool"), backend=Backend.S3, s3=settings, clock=SystemClock())
+    spool = spool_with(settings)
     async with spool:
         await store_message(spool.store, 1)
     for key in shared_moto().keys(settings.prefix):
@@ -213,9 +217,7 @@ async def test_a_relay_that_stopped_tells_another_now(home: None, monkeypatch: p
     settings = s3_settings(
         shared_moto().url, lease=600.0, queue_url=url, queue_endpoint_url=shared_moto().url
     )
-    one, other = (
-        Spool(Path(name), backend=Backend.S3, s3=settings, clock=SystemClock()) for name in ("one", "other")
-    )
+    one, other = spool_with(settings, "one"), spool_with(settings, "other")
     async with one, other:
         await store_message(one.store, 1)
         await asyncio.sleep(0.5)  # both listen
@@ -229,7 +231,7 @@ async def test_a_relay_that_stopped_tells_another_now(home: None, monkeypatch: p
 async def test_a_missing_sqs_queue_stops_nothing(home: None, caplog: pytest.LogCaptureFixture) -> None:
     gone = f"{shared_moto().url}/123456789012/gone"
     settings = s3_settings(shared_moto().url, queue_url=gone, queue_endpoint_url=shared_moto().url)
-    async with Spool(Path("spool"), backend=Backend.S3, s3=settings, clock=SystemClock()) as spool:
+    async with spool_with(settings) as spool:
         await store_message(spool.store, 1)
         assert spool.store.unhealthy() is None
         await until(lambda: "alerts of other relays cannot be heard" in caplog.text)
@@ -238,9 +240,7 @@ async def test_a_missing_sqs_queue_stops_nothing(home: None, caplog: pytest.LogC
 
 async def test_one_relay_alone_refuses_a_second_while_it_lives(home: None) -> None:
     settings = s3_settings(shared_moto().url, lease=2.0, shared=False)
-    first, second = (
-        Spool(Path(name), backend=Backend.S3, s3=settings, clock=SystemClock()) for name in ("one", "two")
-    )
+    first, second = spool_with(settings, "one"), spool_with(settings, "two")
     async with first:
         await store_message(first.store, 1)
         with pytest.raises(StoreOpenError, match="only one relay may run"):
@@ -254,7 +254,5 @@ async def test_a_wrong_bucket_or_service_is_said_in_words(home: None) -> None:
         ({"bucket": "another"}, "NoSuchBucket"),
         ({"endpoint_url": "http://127.0.0.1:9", "timeout": 1.0}, BUCKET),
     ):
-        settings = s3_settings(shared_moto().url)
-        spool = Spool(Path("spool"), backend=Backend.S3, s3=replace(settings, **other), clock=SystemClock())
         with pytest.raises(StoreOpenError, match=text):
-            await spool.open()
+            await spool_with(replace(s3_settings(shared_moto().url), **other)).open()
