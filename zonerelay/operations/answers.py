@@ -451,8 +451,8 @@ class Count(_Frame, frozen=True, kw_only=True, tag="count"):
 
 
 class ChangeResult(_Frame, frozen=True, kw_only=True, tag="changed"):
-    """The result of a change to the queue. `busy` deliveries are being attempted at this moment and were not
-    changed.
+    """The result of a change to the queue. `busy` deliveries are being attempted, or changed by another
+    command, and were not changed.
 
     `act` is the id of this change. `no_undo` is the reason why it cannot be undone, or "" if it can. `undoes`
     is the id of the change that this one has undone. Of its deliveries, `gone` have left the queue and
@@ -483,7 +483,7 @@ class ChangeResult(_Frame, frozen=True, kw_only=True, tag="changed"):
         for count, what in (
             (self.gone, "left the queue since"),
             (self.altered, "changed since by other means and not restored"),
-            (self.busy, "being attempted at this moment and left alone: try again"),
+            (self.busy, "being attempted, or changed by another command, and left alone: try again"),
         ):
             if count:
                 yield f"{deliveries(count)} {what}."
