@@ -14,7 +14,7 @@ import pytest
 from tests.support.s3_server import BUCKET, KEY, SECRET, shared_moto
 from zonerelay.config.settings import S3Settings
 from zonerelay.model.clock import SystemClock
-from zonerelay.store.contract import StoreError
+from zonerelay.store.contract import StoreError, StoreFullError
 from zonerelay.store.keys.partition import Partition, open_partition
 from zonerelay.store.keys.port import FencedError, Position, Write, WriteBatch, pages
 from zonerelay.store.objects import engine as objects
@@ -187,6 +187,42 @@ async def test_an_index_is_not_opened_after_its_keeper(queue: Queue, monkeypatch
     again = engine.keeper(0)
     assert await again.look()
     await again.close()
+
+
+async def test_nothing_is_missing_while_the_index_of_a_writer_is_made_anew(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = await queue.open()
+    await partition.write(Write({b"large": bytes(50_000), b"a": b"1"}))
+    values = queue.files("values")
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    read, apply = queue.place.read, index.ObjectIndex.apply
+
+    async def read_when_told(name: str) -> bytes | None:
+        if "/log/" in name:
+            begun.set()
+            await go_on.wait()
+        return await read(name)
+
+    def refuse(*_: object) -> None:
+        monkeypatch.setattr(index.ObjectIndex, "apply", apply)
+        raise StoreFullError("no space for the index")
+
+    monkeypatch.setattr(queue.place, "read", read_when_told)
+    monkeypatch.setattr(index.ObjectIndex, "apply", refuse)
+    write = partition.write(Write({b"b": b"2"}))
+    await begun.wait()
+    found = asyncio.ensure_future(partition.get([b"a"]))
+    swept = asyncio.ensure_future(
+        keys_of(partition)._remove_unnamed([f"nodes/0/values/{each}" for each in values])
+    )
+    await asyncio.sleep(0)  # both have begun
+    go_on.set()
+    assert await found == [b"1"]
+    await swept
+    await write
+    assert queue.files("values") == values
+    assert await partition.get([b"large", b"b"]) == [bytes(50_000), b"2"]
 
 
 async def test_a_gap_in_the_log_is_an_error(queue: Queue) -> None:

@@ -574,7 +574,9 @@ class ObjectKeys:
                 ObjectIndex.apply, entry.changes, state, is_beginning
             )
         except StoreError:
-            self._is_open, self._is_suspect = False, True  # rebuilt by the next `enter`
+            # It is rebuilt by the next `look` or `enter`, or by the first query that waits for its turn.
+            self._epoch, self._fresh_until = 0, 0.0
+            self._is_open, self._is_suspect = False, True
             await self._threads.read(ObjectIndex.close)
             raise
         return dropped
@@ -764,7 +766,7 @@ class ObjectKeys:
         # A batch is about to refer to staged objects, in an earlier epoch too. The index is queried
         # afterwards, because objects that are no longer staged are in it.
         kept = self._being_staged | {name_of(row) for row in self._staged.values()}
-        is_named = await self._threads.read(ObjectIndex.are_named, own)
+        is_named = await self._ask(ObjectIndex.are_named, own)
         gone = zip(names, own, is_named, strict=True)
         await self._remove([name for name, short, named in gone if not named and short not in kept])
 
