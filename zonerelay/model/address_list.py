@@ -95,7 +95,7 @@ def read_addresses(text: str) -> AddressList:
         first, behind = element.span()
         begin = spans[first - 1][1] if first else 0
         end = spans[behind][0] if behind < len(spans) else len(text)
-        written = text[begin:end].strip()
+        written = text[begin:end].strip(" \t\r\n")
         if kind == _IN_ANGLE:
             at = letters.index("<", first)
             name = _name(text, begin, letters[first:at], spans[first : at + 1])
