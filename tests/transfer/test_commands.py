@@ -55,6 +55,10 @@ def test_what_cannot_be_read_is_told_in_words(config: Path, capsys: pytest.Captu
     assert spool(config, "restore", "/no/such") == 2
     place = "/no/such is not a zonerelay backup: /no/such/backup.json"
     assert capsys.readouterr().err == f"zonerelay: {place}: No such file or directory\n"
+    assert spool(config, "backup", f"{config}/backup") == 2
+    told = capsys.readouterr().err
+    assert told.startswith("zonerelay: the backup failed: /")
+    assert told.endswith(": Not a directory\n")
     url = f"redis://127.0.0.1:{free_port()}/0"
     assert spool(config, "import", "--from", "slimta-redis", url) == 2
     assert capsys.readouterr().err == f"zonerelay: {url}: Connection refused\n"

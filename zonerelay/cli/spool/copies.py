@@ -277,14 +277,13 @@ def backup(arguments: Namespace) -> int:
         raise CliError(f"{target} exists; specify a new directory", USAGE)
     started = time.monotonic()
     draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    failed = refused(StoreError, TransferError, OSError, status=USAGE, before="the backup failed: ")
     try:
-        durable.make_directory(draft)
-        with output.without_log():
+        with failed, output.without_log():
+            durable.make_directory(draft)
             description = asyncio.run(_backup(settings, draft))
-        durable.sync_tree(draft)
-        durable.rename(draft, target)
-    except (StoreError, TransferError, OSError) as error:
-        raise CliError(f"the backup failed: {error}", USAGE) from error
+            durable.sync_tree(draft)
+            durable.rename(draft, target)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     if arguments.json:
