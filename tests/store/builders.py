@@ -5,7 +5,7 @@ from pathlib import Path
 from zonerelay.model.delivery import Delivery, queue_of
 from zonerelay.model.envelope import Envelope, Mailbox, Message, MessageId, Origin, Recipient
 from zonerelay.model.reply import Attempt, Reply
-from zonerelay.store.contract import QueueStore
+from zonerelay.store.contract import IdempotencyKey, QueueStore
 from zonerelay.store.queue.body import split
 
 NOW = 1_700_000_000.0
@@ -69,6 +69,7 @@ async def store_message(
     next_attempt: float = 0.0,
     held: bool = False,
     created: float = NOW,
+    once: IdempotencyKey | None = None,
 ) -> list[Delivery]:
     """Commit one message with one delivery per recipient (default: one)."""
     addresses = recipients or ("to@example.net",)
@@ -79,7 +80,7 @@ async def store_message(
     ]
     async with store.begin(envelope) as writer:
         await writer.write(body)
-        await writer.commit(deliveries)
+        await writer.commit(deliveries, once=once)
     return deliveries
 
 
