@@ -1,15 +1,11 @@
 """A spool that a test opens, closes and opens again, and what it reported meanwhile."""
 
-import contextlib
 import uuid
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from aiohttp import web
-
-from tests.support.ports import LOOPBACK
 from tests.support.postgres import shared_postgres
 from tests.support.redis_server import shared_server
 from tests.support.s3_server import BUCKET, KEY, SECRET, shared_moto
@@ -112,13 +108,3 @@ def s3_settings(url: str, **other: Any) -> S3Settings:  # Any: `replace` takes t
         secret_key="env:SECRET",
     )
     return replace(settings, **other)
-
-
-@contextlib.asynccontextmanager
-async def served(application: web.Application) -> AsyncIterator[str]:
-    """Serve what takes the place of a bucket's service, and yield its URL."""
-    runner = web.AppRunner(application)
-    await runner.setup()
-    await web.TCPSite(runner, LOOPBACK, 0).start()
-    yield f"http://{LOOPBACK}:{runner.addresses[0][1]}"
-    await runner.cleanup()

@@ -11,7 +11,8 @@ import pytest
 from aiohttp import web
 
 from tests.store.builders import NOW, store_message
-from tests.store.spools import Spool, s3_settings, served
+from tests.store.spools import Spool, s3_settings
+from tests.support.https import served
 from tests.support.postgres import PASSWORD, PostgresServer
 from tests.support.redis_server import RedisServer
 from tests.support.waiting import until

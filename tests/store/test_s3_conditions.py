@@ -9,7 +9,8 @@ import pytest
 from aiohttp import web
 
 from tests.store.builders import claim_ids, store_message
-from tests.store.spools import Spool, s3_settings, served
+from tests.store.spools import Spool, s3_settings
+from tests.support.https import served
 from tests.support.s3_server import shared_moto
 from zonerelay.config.settings import Backend
 from zonerelay.model.clock import SystemClock

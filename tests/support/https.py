@@ -10,7 +10,8 @@
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -90,3 +91,13 @@ class HttpsServer:
 
     def _hear_name(self, connection: object, name: str | None, context: ssl.SSLContext) -> None:
         self.names.append(name)
+
+
+@asynccontextmanager
+async def served(application: web.Application) -> AsyncIterator[str]:
+    """Serve an application over HTTP on loopback, and yield its URL."""
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, LOOPBACK, 0).start()
+    yield f"http://{LOOPBACK}:{runner.addresses[0][1]}"
+    await runner.cleanup()
