@@ -16,7 +16,7 @@ from rich.text import Text
 from zonerelay.cli.arguments import request_of
 from zonerelay.cli.relay import connect
 from zonerelay.cli.terminal import output, text
-from zonerelay.cli.terminal.exits import OK, CliError
+from zonerelay.cli.terminal.exits import OK, refused
 from zonerelay.operations.answers import Frame, StreamGap
 from zonerelay.operations.errors import ControlError
 from zonerelay.operations.requests import Tail, Transcript
@@ -136,11 +136,9 @@ def _opened(arguments: Namespace) -> Iterator[tuple[Console, TextIO]]:
     if arguments.out is None:
         yield output.console(), sys.stdout
         return
-    try:
+    with refused(OSError, before="cannot write "):
         # The file contains addresses and possibly more, so only its owner may read it.
         descriptor = os.open(arguments.out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except OSError as error:
-        raise CliError(f"cannot write {arguments.out}: {error.strerror}") from error
     with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
         try:
             yield output.console(stream), stream
