@@ -90,7 +90,7 @@ async def test_routes_change_live_and_wrong_ones_leave_those_that_were(tmp_path:
         assert await zones_of(running) == {"a@example.com": "default", "b@example.com": "bulk"}
         await running.worker.reload(replace(start, route=(bulk(recipient=("c@-x-",)),)))
         assert running.worker.problems == (
-            "the configuration file is invalid, so the previous configuration "
+            "the last reload was refused, so the previous configuration "
             'stays active: route[0]: "-x-" cannot be matched: not a domain name',
         )
         await running.send("a@example.org", ["<b@EXAMPLE.com>"], MESSAGE)

@@ -141,7 +141,7 @@ class RelayReload(RepeatedWork):
     def _refuse(self, why: str) -> None:
         self.state.refused = self.state.clock.now()
         self.state.problems = (
-            f"the configuration file is invalid, so the previous configuration stays active: {why}",
+            f"the last reload was refused, so the previous configuration stays active: {why}",
         )
         self.events.lifecycle("reload-refused", first=why)
 

@@ -271,9 +271,7 @@ class Worker:
 
     def refuse(self, why: str, problems: int = 1) -> str:
         """Keep the old configuration, report `why` as the reason, and return it."""
-        self.problems = (
-            f"the configuration file is invalid, so the previous configuration stays active: {why}",
-        )
+        self.problems = (f"the last reload was refused, so the previous configuration stays active: {why}",)
         self.refused_at = self.clock.now()
         self.events.lifecycle("reload-refused", problems=problems, first=why)
         return why
