@@ -1,6 +1,7 @@
 """Lists of several workers made one: nobody's queue is in the supervisor's memory."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from tests.support.control import Workers, control_socket, raise_trouble, sent
 from tests.support.fake_relay import detail_of, status_of
+from zonerelay.config.settings import ListenerSettings
 from zonerelay.control import socket as worker_socket
 from zonerelay.control.runner import Handler, ResponseStream
 from zonerelay.control.socket import CallSocket, frames
@@ -112,6 +114,15 @@ async def relay_of(directory: Path, spools: Sequence[Handler]) -> AsyncIterator[
     finally:
         for server in reversed(servers):
             await server.close()
+
+
+def test_a_message_for_as_many_as_may_be_is_one_frame() -> None:
+    """`queue show` failed from 27,000 recipients on."""
+    fields = {each.name: each.metadata["option"] for each in dataclasses.fields(ListenerSettings)}
+    assert (
+        fields["max_recipients"].most * len(answers.encode(row("0" * 16, "451 4.4.1 " + "x" * 200)))
+        < answers.MAX_FRAME
+    )
 
 
 async def test_a_list_that_nobody_reads_on_stays_with_the_workers(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from zonerelay.queue.orders.order import OrderFields
 from zonerelay.telemetry.events.records import MailEvent, TraceStep, TranscriptLine
 from zonerelay.telemetry.metrics.families import Family
 
-MAX_FRAME = 16 * 1024 * 1024
-"""One frame holds at most one message with all its recipients; this is far above any of them."""
+MAX_FRAME = 128 * 1024 * 1024
+"""Bytes. One frame holds at most one message with all its recipients, of which there may be 100,000."""
 
 
 # --- parts of frames, under the same contract -----------------------------------------------------------
