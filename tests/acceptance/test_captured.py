@@ -506,8 +506,8 @@ def test_mail_of_a_user_whose_mode_is_capture(tmp_path: Path) -> None:
         assert wait_until(lambda: len(messages(relay, text)) == 1, timeout=30)
         assert messages(relay, text)[0]["Bcc"][0]["Address"] == "for-staging@example.com"  # type: ignore[index]
         for setting, user_name, said in (
-            ("", "staging", 'not sent: captured, or held if no zone captures mail (mode = "capture")'),
-            ("recipients=example.com", "shop", "rejected with 550 5.7.1 This user may not write"),
+            ("", "staging", 'not sent, but captured (held if no zone captures mail; mode = "capture")'),
+            ("recipients=example.com", "shop", "rejected with 550 5.7.1 This user may not send"),
             ("recipients=", "shop", ""),
         ):
             if setting:

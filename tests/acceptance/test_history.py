@@ -326,7 +326,7 @@ def test_switched_off_has_no_file_and_leaves_a_gap(tmp_path: Path, sink: Sink, z
         off.send("bob@example.com")
         off.wait_until_empty()
         nothing = zonerelay(off, "log", "find", "bob@example.com")
-        assert "The history is off" in nothing.err
+        assert "The history is disabled" in nothing.err
         assert off.terminate() == 0
     assert not (off.spool.parent / "history").exists()
     with relay_to(sink, tmp_path / "on") as relay:

@@ -344,7 +344,7 @@ def test_files_beside_the_message(app: Api, operator: Api, relay: RelayProcess, 
         (("attachment=@logo.png",), "no part named message"),
         ((message, "file=@logo.png"), "unknown part 'file'"),
         ((message, "attachment=@logo.png;type=message/rfc822"), "/attachments/1"),
-        ((message, message), "two parts named message"),
+        ((message, message), "more than one part named message"),
         ((message, *["attachment=@logo.png"] * (MAX_FILES + 1)), f"more than {MAX_FILES} files"),
     ):
         assert code in upload(*parts_given)["detail"], code
@@ -543,7 +543,7 @@ def test_values_of_a_template_are_written_as_in_json(app: Api, operator: Api) ->
     ):
         (answer,) = batch(app, {**template, "text": text, "substitutions": {"v": False}})
         assert answer["problem"]["errors"] == [
-            {"pointer": "/text", "detail": "there is no substitution for nosuch"}
+            {"pointer": "/text", "detail": "the substitutions do not contain nosuch"}
         ]
 
 

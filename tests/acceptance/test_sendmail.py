@@ -357,7 +357,7 @@ def test_mail_of_a_relay_that_is_down_waits_and_its_owner_submits_it(tmp_path: P
         assert f"(sendmail, user {os.getuid()}, {name});" in taken.body.decode()
         assert "dempotency" not in taken.body.decode()
         assert all(each.name.endswith(".refused") for each in (drop / "new").iterdir())
-        assert "5 messages of sendmail were refused" in run(relay, "status").stdout
+        assert "5 messages of sendmail(1) were rejected" in run(relay, "status").stdout
 
 
 def test_users_of_the_machine_have_aliases(tmp_path: Path, sink: Sink) -> None:

@@ -271,7 +271,7 @@ def test_a_socket_that_belongs_to_no_listener_is_refused(tmp_path: Path, workers
     command = [sys.executable, "-c", _HANDED, str(port), str(PROGRAM), "serve", "--config", str(config)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 1
-    assert f"sockets that belong to no [[listener]]: 127.0.0.1:{port} (smtp)" in done.stderr
+    assert f"sockets without a [[listener]]: 127.0.0.1:{port} (smtp)" in done.stderr
 
 
 def test_a_client_has_its_guesses_once_and_not_once_at_each_worker(tmp_path: Path, sink: Sink) -> None:

@@ -327,10 +327,10 @@ async def test_a_handler_opens_no_relay(tmp_path: Path) -> None:
         answer = await said(running, send("opens@example.com"))
         assert answer == (
             550,
-            b"5.7.1 Relaying denied for 127.0.0.1: neither in a listed network nor logged in",
+            b"5.7.1 Relaying denied for 127.0.0.1: not authenticated, and not in an allowed network",
         )
         assert await said(running, lambda client: client.docmd("VRFY", "ann")) == (
-            252, b"2.5.0 Send some mail, and it will be tried",
+            252, b"2.5.0 Cannot verify, but will accept message and attempt delivery",
         )  # fmt: skip
 
 

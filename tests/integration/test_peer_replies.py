@@ -64,7 +64,7 @@ async def test_a_host_that_swallows_bdat_gets_data_at_the_next_attempt_and_expla
         config = tmp_path / "relay.toml"
         config.write_text(f'[admin]\nsocket = "{tmp_path}/control.sock"\n')
         assert await asyncio.to_thread(main, ["explain", "b@example.com", "--config", str(config)]) == 0
-    words = f"127.0.0.1: it gets DATA instead of BDAT for a day: {BdatFailure.UNANSWERED}"
+    words = f"127.0.0.1: DATA is used instead of BDAT for a day: {BdatFailure.UNANSWERED}"
     assert words in " ".join(capsys.readouterr().out.split())
     assert commands.count("BDAT") == 1
     assert any(BdatFailure.UNANSWERED in line for line in found.hosts[0].addresses[0].learned)

@@ -507,4 +507,4 @@ async def test_a_reload_brings_new_keys_and_a_bad_one_leaves_the_old_ones(tmp_pa
 async def test_keys_that_end_soon_are_spoken_of_at_the_start(tmp_path: Path) -> None:
     async with staged(tmp_path, signing=[replace(OLD, not_after=time.time() + 86_400)]) as stage:
         (advice,) = stage.running.log.named("advice")
-        assert str(advice["note"]).startswith("dkim[0].not_after: this key ends on")
+        assert str(advice["note"]).startswith("dkim[0].not_after: this key expires on")

@@ -200,7 +200,7 @@ async def test_a_transcript_has_lines_without_secrets_or_text(tmp_path: Path, sm
         ):
             await asyncio.to_thread(submit, running.address)
             await running.until_empty()
-            await inbound.until(lambda: "the connection has ended" in inbound.text())
+            await inbound.until(lambda: "the connection was closed" in inbound.text())
             await outbound.until(lambda: "message accepted" in outbound.text())
         [begun, _] = running.log.named("transcript-begun")
         assert begun["of"] == "127.0.0.0/8"
@@ -283,7 +283,7 @@ async def test_a_transcript_goes_on_in_tls(tmp_path: Path, smarthost: Smarthost,
         begun = Transcript(client=LOOPBACK)
         async with reading(socket_of(running), begun, recorded(running)) as transcript:
             await asyncio.to_thread(submit, *running.address)
-            await transcript.until(lambda: "the connection has ended" in transcript.text())
+            await transcript.until(lambda: "the connection was closed" in transcript.text())
         said = transcript.text()
         assert said.count("> 220 relay.test ESMTP") == 1
         assert "* encrypted with TLSv1.3" in said
@@ -323,7 +323,7 @@ async def test_several_workers_are_one_stream(tmp_path: Path, smarthost: Smartho
             lines = [frame for frame in transcript.found if isinstance(frame, TranscriptLine)]
             assert {line.worker for line in lines} == {0, 1}
             assert {each.why for each in transcript.found if isinstance(each, StreamGap)} == {
-                "its time limit is reached"
+                "the time limit of the transcript was reached"
             }
         assert {each.log.named("transcript-begun")[0]["by"] for each in both} != {""}
         for server in reversed(servers):

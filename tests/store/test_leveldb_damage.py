@@ -135,7 +135,7 @@ async def test_the_advice_makes_a_spool_that_takes_mail_again(spool: Spool) -> N
     claimed = await spool.store.claim(queue_of("default"), 1000, now=NOW)
     (problem,) = spool.store.problems()
     await spool.store.close()
-    assert "`zonerelay spool repair` lists what it would save" in problem
+    assert "`zonerelay spool repair` lists what can be restored" in problem
     config = spool.settings.path.with_name("zonerelay.toml")
     config.write_text(f'[spool]\npath = "{spool.settings.path}"\n')
     assert await asyncio.to_thread(main, ["spool", "repair", "--yes", "--config", str(config)]) == 1
@@ -286,7 +286,7 @@ async def test_a_record_without_sense_is_a_problem_and_keeps_no_mail_out(spool: 
     store = await spool.reopen()
     assert await store.claim(queue_of("default"), 10, now=NOW) == [good]
     (problem,) = store.problems()
-    assert "1 records that are without sense or incomplete" in problem
+    assert "1 records that are invalid or incomplete" in problem
     assert f"unreadable delivery delivery-zone default {message_id(1)} …" in problem
     assert len(spool.damage) == 1
     await store_message(store, 3)

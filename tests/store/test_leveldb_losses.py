@@ -124,7 +124,7 @@ async def test_hole_in_the_log_takes_one_message_and_is_told_until_it_is_acknowl
         (name,) = map(message_id, lost)
         (problem,) = spool.store.problems()
         assert f"they refer to 1 message, of which {name} is not in the spool" in problem
-        assert f"message {name} is named in damaged bytes" in caplog.text
+        assert f"message {name} is mentioned in damaged bytes" in caplog.text
         assert spool.store.unhealthy() is None
         assert spool.damage == [problem]
         (kept,) = (filled / DIRECTORY).glob("*.log")

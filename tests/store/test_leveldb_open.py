@@ -124,7 +124,7 @@ async def test_damaged_database_says_how_to_repair_it(spool: Spool) -> None:
     before = sorted(path.name for path in spool.settings.path.iterdir())
     text = await refusal(spool.settings.path)
     assert "is damaged" in text
-    assert "`zonerelay spool repair` lists what it would save" in text
+    assert "`zonerelay spool repair` lists what can be restored" in text
     assert set(before) <= {path.name for path in spool.settings.path.iterdir()}
 
 

@@ -135,7 +135,7 @@ def test_a_removal_in_damaged_octets_is_counted_and_named(tmp_path: Path, spool_
     report = json.loads(spool_command("repair", "--yes", "--json").out)
     assert (report["before"], report["after"], report["lost"]) == (11, 11, [])
     (repeats,) = report["repeats"]
-    assert repeats.startswith(f"1 of message {message_id(4)}, among those to e0@late.example, e4@")
+    assert repeats.startswith(f"1 of message {message_id(4)}, including those to e0@late.example, e4@")
     assert spool_command("check").status == 0
 
 

@@ -234,7 +234,7 @@ async def test_a_missing_sqs_queue_stops_nothing(home: None, caplog: pytest.LogC
     async with spool_with(settings) as spool:
         await store_message(spool.store, 1)
         assert spool.store.unhealthy() is None
-        await until(lambda: "alerts of other relays cannot be heard" in caplog.text)
+        await until(lambda: "alerts of other relays cannot be received" in caplog.text)
     assert "could not be alerted" in caplog.text
 
 

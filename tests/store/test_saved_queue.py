@@ -42,12 +42,12 @@ async def test_what_was_there_at_a_crash_remains(tmp_path: Path, caplog: pytest.
     await store_message(spool.store, 1)
     store = await spool.reopen()
     await store_message(store, 2)
-    assert "was not closed in order" not in caplog.text
+    assert "was not closed properly" not in caplog.text
     shutil.copy(tmp_path / "queue.shelf", tmp_path / "after")
     await store.close()
     crashed = Spool(tmp_path / "spool", backend=Backend.MEMORY, places={"shelve": tmp_path / "after"})
     async with crashed:
-        assert "was not closed in order" in caplog.text
+        assert "was not closed properly" in caplog.text
         found = await crashed.store.claim(queue_of("default"), 10, now=NOW)
         assert [each.message_id for each in found] == [message_id(1)]
 
@@ -73,7 +73,7 @@ async def test_a_start_that_was_cancelled_leaves_the_shelf_closed(
     await asyncio.wait({start})
     assert start.cancelled()
     async with shelved(tmp_path) as spool:
-        assert "was not closed in order" not in caplog.text
+        assert "was not closed properly" not in caplog.text
         assert [each.message_id async for each in spool.store.scan()] == [message_id(1)]
 
 
@@ -128,4 +128,4 @@ async def test_a_shelf_that_cannot_be_written_is_told_and_the_one_before_remains
             await shelved(tmp_path).open()
     assert (tmp_path / "queue.shelf").read_bytes() == before
     async with shelved(tmp_path):
-        assert "was not closed in order" in caplog.text
+        assert "was not closed properly" in caplog.text

@@ -113,7 +113,7 @@ def test_a_disk_that_fills_up_ends_a_migration_which_goes_on(
     assert spool(source, "migrate", "--to", str(target)) == 1
     told = capsys.readouterr()
     assert f"{source.parent}/captured/captured.db cannot be copied" in told.err
-    assert "Copied along" not in told.out
+    assert "Other files copied" not in told.out
     assert not [name for name in left(target.parent) if name.startswith("captured")]
     other.unlink()
     assert spool(source, "migrate", "--to", str(target), "--json") == 0

@@ -90,7 +90,7 @@ async def test_a_relay_on_the_same_prefix_says_so(
     for prefix, says in (("slimta:", True), ("zonerelay:", False)):
         settings = RedisSettings(url=server.url, prefix=prefix)
         async with Spool(tmp_path / prefix, backend=Backend.REDIS, redis=settings) as spool:
-            assert ("there is mail of python-slimta" in caplog.text) is says
+            assert ("contains mail of python-slimta" in caplog.text) is says
             caplog.clear()
             assert spool.store.unhealthy() is None
 

@@ -261,22 +261,22 @@ ADVICE = [
     (
         "all over",
         [entry("example.com", "s", not_after=NOW)],
-        "dkim[0]: nothing signs mail of example.com now: the validity of its last key ended on 2026-05-28",
+        "dkim[0]: no key signs mail of example.com now: its last key expired on 2026-05-28",
     ),
     (
         "not begun",
         [entry("example.com", "s", not_before=NOW + DAY)],
-        "dkim[0]: nothing signs mail of example.com now: the validity of its next key begins on 2026-05-29",
+        "dkim[0]: no key signs mail of example.com now: its next key is valid from 2026-05-29",
     ),
     (
         "ends soon",
         [entry("example.com", "s", not_after=NOW + 13 * DAY)],
-        "dkim[0].not_after: this key ends on 2026-06-10",
+        "dkim[0].not_after: this key expires on 2026-06-10",
     ),
     (
         "ends soon, and only another algorithm goes on",
         [entry("example.com", "s", not_after=NOW + 13 * DAY), entry("example.com", "e", "ed.pem")],
-        "no other rsa-sha256 key for example.com takes its place",
+        "no other rsa-sha256 key for example.com replaces it",
     ),
     (
         "its successor comes too late",
@@ -345,7 +345,7 @@ UNUSABLE = [
     ("no PEM", b"hello", "is not a private key in PEM"),
     ("encrypted", other_pem("encrypted"), "is encrypted"),
     ("an elliptic curve", other_pem("elliptic"), "is neither an RSA nor an Ed25519 key"),
-    ("broken numbers", other_pem("broken"), "has an RSA key with inconsistent numbers"),
+    ("broken numbers", other_pem("broken"), "contains a damaged RSA key"),
     ("cut off", rsa_pem()[:800], "is not a private key in PEM"),
 ]
 
@@ -364,7 +364,7 @@ def test_a_key_that_cannot_be_used_is_refused(why: str, pem: bytes, problem: str
 
 def test_keys_of_sizes_that_verifiers_refuse_are_refused() -> None:
     for bits in (512, 5120):
-        with pytest.raises(ValueError, match=f"has an RSA key of {bits} bits; 1024 to 4096"):
+        with pytest.raises(ValueError, match=f"has an RSA key of {bits} bits; use 2048"):
             load_private_key(pem_of_size(bits))
 
 

@@ -100,7 +100,7 @@ def test_whatever_is_no_message_is_set_aside_once_and_the_others_go_on(scene: Sc
     assert all(name.isprintable() for name, _, _ in found.refused)
     assert scene.drop._pass().refused == []
     (problem,) = scene.drop.problems()
-    assert "15 messages of sendmail were refused" in problem
+    assert "15 messages of sendmail(1) were rejected" in problem
 
 
 def test_a_file_that_is_set_aside_takes_no_others_name(scene: Scene) -> None:
@@ -129,7 +129,7 @@ def test_what_cannot_be_taken_is_named_once_and_tried_ever_less(scene: Scene, er
     found = scene.drop._pass()
     assert [name for name, _, _ in found.delayed] == ["0-bad"]
     assert scene.left() == ["0-bad"]
-    assert "1 messages of sendmail wait" in scene.drop.problems()[0]
+    assert "1 messages of sendmail(1) cannot be accepted" in scene.drop.problems()[0]
     assert "0-bad" in scene.drop.problems()[0]
     tries = []
     for _ in range(3600):
@@ -190,7 +190,7 @@ def test_what_waits_is_told_while_files_are_tried_again(scene: Scene) -> None:
     scene.now += FIRST_PAUSE
     scene.put("new")
     scene.drop._pass()
-    assert [each.partition(" in ")[0] for each in told] == ["1 messages of sendmail wait"] * 2
+    assert [each.partition(" accepted ")[0] for each in told] == ["1 messages of sendmail(1) cannot be"] * 2
     assert scene.drop.problems() == ()
 
 

@@ -440,7 +440,7 @@ async def test_mail_waits_briefly_for_a_new_policy(stage: Stage, monkeypatch: py
 async def test_a_fetch_ends_whatever_the_server_does(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sts_policies, "FETCH_TIMEOUT", 0.01)
     stage.domain.gate = asyncio.Event()
-    assert (await stage.look_up()).problem == "no answer within 0.01 s"
+    assert (await stage.look_up()).problem == "no response within 0.01 s"
 
 
 async def test_a_failure_does_not_count_longer_after_the_clock_was_set_back(stage: Stage) -> None:

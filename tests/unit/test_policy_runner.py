@@ -406,7 +406,7 @@ async def test_a_background_task_that_exits_does_not_end_the_loop(caplog: pytest
     async with running(Mine(PolicyContext()), timeout=5) as (runner, _):
         assert await runner.ask(MAIL) is ACCEPT
         assert await runner.ask(RCPT) is ACCEPT
-        assert "a policy's background task: SystemExit: 1" in caplog.text
+        assert "a background task of a policy failed: SystemExit: 1" in caplog.text
         assert isinstance(tasks[0].exception(), SystemExit)
 
 

@@ -238,7 +238,7 @@ def test_notes_are_bounded_whatever_the_recipients_are() -> None:
     notes = zone_notes(chosen)
     assert len(notes) == MAX_NOTES + 1
     assert max(map(len, notes)) <= MAX_NOTE
-    assert notes[-1] == f"{1000 - MAX_NOTES} more recipients, by other routes"
+    assert notes[-1] == f"{1000 - MAX_NOTES} more recipients by other routes"
 
 
 def test_a_route_gives_its_mail_a_priority_and_others_leave_it() -> None:

@@ -132,7 +132,7 @@ REFUSED = {
     "a signature covers it": message(b"--b\r\n\r\n\xc3\xbc\r\n--b--\r\n", SIGNED),
     "a signature covers its long line": message(b"--b\r\n\r\n" + b"x" * 999 + b"\r\n--b--\r\n", SIGNED),
     "encoded and not ASCII": message(b"\xc3\xbc\r\n", "Content-Transfer-Encoding: quoted-printable\r\n"),
-    "outside of the parts": message(
+    "outside the parts": message(
         b"\xc3\xbc\r\n--b\r\n\r\n--b--\r\n", "Content-Type: multipart/mixed; boundary=b\r\n"
     ),
     "an address": "From: Jörg <jörg@x.example>\r\n\r\n".encode(),

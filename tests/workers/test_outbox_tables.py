@@ -44,7 +44,9 @@ async def test_tables_of_an_application_that_do_not_fit_are_not_touched(
     bed.server.psql(f"CREATE SCHEMA {bed.schema}")
     bed.psql("CREATE TABLE outbound_messages (id bigint, subject text)")
     await create(link, names)
-    with pytest.raises(StoreOpenError, match=r"no column zone \(text\).*there is no table .*mailboxes"):
+    with pytest.raises(
+        StoreOpenError, match=r"no column zone \(text\).*the table .*mailboxes does not exist"
+    ):
         await check(link, names)
     assert bed.psql("SELECT count(*) FROM pg_trigger WHERE tgrelid = 'outbound_messages'::regclass") == "0"
 
@@ -198,7 +200,7 @@ def test_tables_are_printed_and_checked_and_rows_counted(
 
     status, said = run("status")
     assert status == 1
-    assert f"there is no table {bed.schema}.outbound_messages" in said
+    assert f"the table {bed.schema}.outbound_messages does not exist" in said
     bed.server.psql(run("schema")[1])
     bed.insert()
     assert '"queued":1,"processing":0,"sent":0,"failed":0' in run("status", "--json")[1]

@@ -216,7 +216,7 @@ class HttpServer:
         is_monitoring = request.path in PATHS
         host, *others = request.headers.getall("Host", [""])
         if others:
-            response: web.StreamResponse = plain(400, "there is more than one Host field")
+            response: web.StreamResponse = plain(400, "the request has more than one Host field")
         elif not (is_our_name(host, self.hosts) or (is_monitoring and not self.is_loopback)):
             response = plain(421, "the host name in the request is not one of this relay's names")
         elif not is_monitoring and not self._becomes_operators(request.protocol, visit):

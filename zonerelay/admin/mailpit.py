@@ -384,7 +384,7 @@ class Mailpit:
         if call.request.method == "PUT":
             name = msgspec.json.decode(await call.body(), type=_TagRequest).name
             if not name:
-                raise ApiError(400, "invalid", "Name is missing: the new name of the tag")
+                raise ApiError(400, "invalid", "Name is required: the new name of the tag")
         await self._mail.ask(lambda capture: capture.rename_tag(call.found["tag"], name))
 
     async def _mark(self, call: _MailpitCall) -> None:
@@ -398,12 +398,12 @@ class Mailpit:
     async def _delete(self, call: _MailpitCall) -> None:
         """Delete these messages, or all of them if no ids are given, as Mailpit does."""
         which = await _which(call)
-        self._mail.note(call.by, f"captured mail deleted: {len(which.ids) if which.ids else 'all of it'}")
+        self._mail.note(call.by, f"captured mail deleted: {len(which.ids) if which.ids else 'all'} messages")
         await self._mail.ask(lambda capture: capture.delete(ids=which.ids or None))
 
     async def _delete_found(self, call: _MailpitCall) -> None:
         query = call.search
-        self._mail.note(call.by, "captured mail deleted: what a search found")
+        self._mail.note(call.by, "captured mail deleted: all results of a search")
         await self._mail.ask(lambda capture: capture.delete(query=query, tz=call.tz))
 
     # --- one message ------------------------------------------------------------------------------------
@@ -476,7 +476,7 @@ class Mailpit:
         except (ApiError, Base64Error, msgspec.MsgspecError) as error:
             return _json({"Error": str(error)}, 400)
         message_id = self._ids.next()
-        self._mail.note(call.by, f"captured message {message_id} sent by API")
+        self._mail.note(call.by, f"captured message {message_id} submitted with the API")
         await self._mail.ask(lambda capture: capture.add(message_id, sender, recipients, octets))
         return {"ID": message_id}
 
@@ -548,7 +548,7 @@ def file_response(parts: MimeParts, number: str) -> web.Response:
     """
     part = parts.find(number)
     if part is None:
-        raise NotFoundError("part not found: the message does not have it")
+        raise NotFoundError("the message has no such part")
     kind = part.content_type if part.content_type in _IMAGES else "application/octet-stream"
     name = re.sub(r"[^A-Za-z0-9._ -]|^[. ]+", "_", part.file_name)[:100].strip() or f"part-{part.number}"
     disposition = f'attachment; filename="{name}"'

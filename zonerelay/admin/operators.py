@@ -105,7 +105,7 @@ class Access:
             began, count = now, 0
         self._failures[who] = (began, count + 1)
         if count in (0, MAX_FAILURES):
-            self.events.requested({"client": client, "request": "refused: a token that is not valid"})
+            self.events.requested({"client": client, "request": "rejected: invalid token"})
         if count >= MAX_FAILURES:
             again = str(int(began + WINDOW - now) + 1)
             raise ApiError(429, "too_many_failures", "too many invalid tokens", fields={"Retry-After": again})

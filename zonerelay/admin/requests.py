@@ -131,7 +131,7 @@ async def answered(request: web.Request, handler: Handler, on_error: OnError) ->
     except ApiError as error:
         return error.response()
     except web.RequestPayloadError:
-        return ApiError(400, "malformed", "the body is not encoded as the header says").response()
+        return ApiError(400, "malformed", "the body does not match its encoding header fields").response()
     except web.HTTPException as error:
         allowed = error.headers.get("Allow")
         return plain(error.status, error.reason.lower(), {"Allow": allowed} if allowed else {})

@@ -272,7 +272,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("queue cat", "operate.queue:cat"),
         *map(_change, ("retry", "hold", "release", "reroute", "bounce", "drop")),
         Command("suspend", "operate.queue:suspend")
-        .flag("--hold", "Hold each delivery separately, so that it can be released alone")
+        .flag("--hold", "Hold each delivery, to be released individually")
         .flag("--list", "List active suspensions"),
         Command("resume", "operate.queue:resume"),
         Command("acts", "operate.queue:acts"),
@@ -313,7 +313,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         .value("--tmp", "DIR", "Directory for a copy (default: next to the spool)", Path)
         .json(),
         Command("spool repair", "spool.state:repair", "Repair the spool of a stopped relay")
-        .flag("--yes", "Do it")
+        .flag("--yes", "Carry out the repair")
         .flag("--dry-run", "Only report what would be done (the default)")
         .value("--salvage", "DIR", "Directory for unrepairable data (default: next to the spool)", Path)
         .json(),
@@ -334,7 +334,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         .json(),
         Command("spool is-empty", "spool.state:is_empty", "Print the directories of a spool if it is empty"),
         Command("spool accept-empty", "spool.state:accept_empty", "Accept that a shared store is now empty"),
-        Command("outbox status", "operate.outbox:status", "Count the rows by status").json(),
+        Command("outbox status", "operate.outbox:status", "Count the outbox rows by status").json(),
         Command("outbox schema", "operate.outbox:schema", "Print the SQL of the tables and their privileges"),
         Command("outbox encrypt-password", "operate.outbox:encrypt", "Encrypt the password of a mailbox")
         .value("--host", "HOST", "smtp_host of the mailbox", required=True)

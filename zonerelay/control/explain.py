@@ -344,7 +344,7 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
             return f"rejected with {refusal.reply}"
         mode = f'mode = "{rails.mode}"'
         if allowance.is_captured(recipient):
-            return f"not sent: captured, or held if no zone captures mail ({mode})"
+            return f"not sent, but captured (held if no zone captures mail; {mode})"
         return f"a copy is sent to {rails.mailbox} ({mode})" if rails.mode is UserMode.COPY else ""
 
     def _sources(
@@ -436,7 +436,7 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
     ) -> answers.AddressPlan:
         source = problem = ""
         if is_private(ip) and not (zone.allow_private_addresses or zone.next_hop):
-            problem = "private address, not used: the zone does not set allow_private_addresses"
+            problem = "private address: not used without allow_private_addresses in the zone"
         elif zone.sources:
             is_ipv6 = ":" in ip
             source = ", ".join(own for each in sources for own in each.addresses if (":" in own) == is_ipv6)

@@ -94,7 +94,7 @@ class LiveStreams:
         self._events.transcript_begun(subject, request.seconds, answer.caller)
         self._join()
         timer = asyncio.get_running_loop().call_later(
-            request.seconds, stream.close, "its time limit is reached"
+            request.seconds, stream.close, "the time limit of the transcript was reached"
         )
         try:
             return await _sent(stream, answer, lambda lines: lines)

@@ -224,7 +224,7 @@ class History:
             database.execute("BEGIN IMMEDIATE")
             row = insert(database, self._row, events)
             if lost is not None:
-                why = f"{lost[2]} events were dropped: {self.problem or 'they came too fast'}"
+                why = f"{lost[2]} events were dropped: {self.problem or 'they arrived too fast'}"
                 database.execute("INSERT INTO gap VALUES (?, ?, ?)", (lost[0], lost[1], why))
             database.execute("UPDATE run SET ended = ? WHERE rowid = ?", (self._now(), self._run))
         self._row = row

@@ -128,11 +128,11 @@ class DropDirectory:
         if waiting := next(iter(self._waiting.items()), None):
             name, first = waiting
             found.append(
-                f"{len(self._waiting)} messages of sendmail wait in {self._new}, "
-                f"such as {_shown(name)}: {first.why}"
+                f"{len(self._waiting)} messages of sendmail(1) cannot be accepted from {self._new}, "
+                f"for example {_shown(name)}: {first.why}"
             )
         if self._refused:
-            found.append(f"{self._refused} messages of sendmail were refused: {self._new}/*{REFUSED}")
+            found.append(f"{self._refused} messages of sendmail(1) were rejected: {self._new}/*{REFUSED}")
         return tuple(found)
 
     async def _watch(self) -> None:
@@ -318,7 +318,7 @@ def _parsed(content: bytes) -> tuple[SubmittedEnvelope, bytes]:
         raise ValueError("not a file written by sendmail(1)")
     commands = [parse_command(line) for line in lines]
     if len(commands) < 2 or [verb for verb, _ in commands] != ["MAIL", *["RCPT"] * (len(commands) - 1)]:
-        raise ValueError("a file written by sendmail(1) has one MAIL, and then at least one RCPT")
+        raise ValueError("a file of sendmail(1) must contain one MAIL and then at least one RCPT")
     (_, mail), *rcpts = commands
     sender = params.parse_mail(mail, offered=params.MAIL_PARAMETERS | params.DSN_MAIL_PARAMETERS)
     recipients = [

@@ -194,7 +194,7 @@ class Base64Text:
     def _decode(self, text: bytes, *, is_last: bool) -> bytes:
         try:
             if not is_last and b"=" in text:
-                raise ValueError("padding in the middle")
+                raise ValueError("there is padding before the end")
             return base64.b64decode(text, validate=True)
         except ValueError:
             raise Base64Error(f"{self._name} is not base64") from None

@@ -150,7 +150,7 @@ def _addresses(label: str, text: str) -> str:
         else:
             written.append(f"{_words(entry.name)} <{entry.address}>")
     if not found.clear or ":" in text.partition("<")[0]:
-        raise NotConvertibleError(f"{label} is ambiguous")
+        raise NotConvertibleError(f"the address list in {label} is ambiguous")
     return ", ".join(written)
 
 
@@ -398,13 +398,13 @@ class ConversionSurvey(_PartWalker):
         if self.plan.seven_bit:
             plain = plain and line.isascii() and b"\0" not in line
         if entity is None:
-            self._unless(plain, "text outside of the parts")
+            self._unless(plain, "text outside the parts")
             return b""
         needs = self.plan.parts[-1]
         if not plain:
             self._unless(not entity.is_covered, "a part that a signature covers")
             can_be_shorter = entity.encoding in _LINES_CHANGE and line.isascii() and b"\0" not in line
-            self._unless(can_be_shorter or not entity.encoding, "a part that is encoded")
+            self._unless(can_be_shorter or not entity.encoding, "a part with an encoding")
             needs.encoding = True
         if needs.utf8:
             try:

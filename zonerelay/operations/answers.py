@@ -482,7 +482,7 @@ class ChangeResult(_Frame, frozen=True, kw_only=True, tag="changed"):
             yield f"{deliveries(self.changed)} {' '.join(filter(None, (done, self.note)))}."
         for count, what in (
             (self.gone, "left the queue since"),
-            (self.altered, "changed since by other means and not restored"),
+            (self.altered, "changed again since and not restored"),
             (self.busy, "being attempted, or changed by another command, and left alone: try again"),
         ):
             if count:

@@ -95,7 +95,7 @@ class QueueCount(Request, frozen=True, kw_only=True, tag="queue-count"):
 
     filter: Filter = Filter()
     message_ids: tuple[Id, ...] = ()
-    sample: Annotated[int, option("Also list the first N", ge=0, le=MAX_SAMPLE)] = 0
+    sample: Annotated[int, option("Also list the first N deliveries", ge=0, le=MAX_SAMPLE)] = 0
     in_bin: bool = False
 
 
@@ -126,7 +126,7 @@ class QueueCat(Request, frozen=True, kw_only=True, tag="queue-cat"):
 
     message_id: MessageId
     as_sent: Annotated[bool, option("As modified and signed by its zone", "--as-sent")] = False
-    zone: Annotated[Line, option("With --as-sent: one of several zones", "--zone ZONE")] = ""
+    zone: Annotated[Line, option("With --as-sent: the zone, if there are several", "--zone ZONE")] = ""
 
 
 class QueueExplain(Request, frozen=True, kw_only=True, tag="queue-explain"):
@@ -155,7 +155,7 @@ class QueueChange(Request, frozen=True, kw_only=True):
     everything: Annotated[bool, option("All deliveries in the queue", "--all")] = False
     reason: Reason = ""
     dry_run: Annotated[bool, option("Only count what would change", "--dry-run")] = False
-    sample: Annotated[int, option("With dry_run: list the first N", ge=0, le=MAX_SAMPLE)] = 5
+    sample: Annotated[int, option("With dry_run: list the first N deliveries", ge=0, le=MAX_SAMPLE)] = 5
 
     @property
     def is_everything(self) -> bool:

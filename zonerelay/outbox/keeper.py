@@ -193,7 +193,7 @@ class OutboxKeeper:
 
     def _ended(self, link: driver.DatabaseConnection) -> None:
         if link is self._control:
-            self.failed(StoreError("the database has ended the connection"))
+            self.failed(StoreError("the database closed the connection"))
 
     # --- the lease
 
@@ -217,14 +217,14 @@ class OutboxKeeper:
                     await asyncio.sleep(self._pause)
                     self._pause = min(self._pause * 2, LONGEST_PAUSE)
                     await self._connect()
-                    _log.warning("the outbox can be used again")
+                    _log.warning("the outbox is usable again")
                 elif await self._renew(self._control):
                     self._pause = FIRST_PAUSE
                     await self._after_beat(self._control)
                 else:
                     # Another relay has ended this session as dead. This relay begins again under a new one.
                     self.failed(
-                        StoreError("the lease has run out: other relays may have taken over the rows")
+                        StoreError("the lease has expired; other relays may have taken over the rows")
                     )
             except driver.TransactionConflictError:
                 continue  # another relay does the same just now; the next beat does the rest

@@ -183,7 +183,7 @@ class InheritedSockets:
         unused = [f"{text} ({name})" if (name := self._names.get(text)) else text for text in left]
         if unused:
             raise ValueError(
-                f"the service manager passed sockets that belong to no [[listener]]: {', '.join(unused)}"
+                f"the service manager passed sockets without a [[listener]]: {', '.join(unused)}"
             )
 
 

@@ -389,7 +389,7 @@ class StsPolicies:
         except TimeoutError:
             # Without a slot, the next look-up tries again, because nothing is known of the policy.
             if began is not None:
-                self._failed(domain, f"no answer within {FETCH_TIMEOUT:g} s")
+                self._failed(domain, f"no response within {FETCH_TIMEOUT:g} s")
         except Exception as error:  # noqa: BLE001 - a bug here must not cost the domain its mail
             _log.exception("unexpected error while fetching a policy")
             self._failed(domain, f"internal error: {type(error).__name__}")
@@ -449,7 +449,7 @@ class StsPolicies:
             if oldest:
                 await FILES.run(self.files.remove, oldest)
         except OSError as error:
-            self.events.sts_files(f"the policy of {held.domain} cannot be kept: {error}")
+            self.events.sts_files(f"the policy of {held.domain} cannot be stored: {error}")
 
     async def _loaded(self) -> None:
         """Wait until the stored policies have been read from disk."""

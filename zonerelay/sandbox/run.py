@@ -180,8 +180,8 @@ def _free(port: int) -> int:
 
 
 def _introduce(console: Console, worker: Worker, page: str) -> None:
-    console.print(f"[bold]A relay listens on {worker.addresses()[0]}[/]. A sink receives all its mail,")
-    console.print("whatever the domain, and every login is accepted. The page:\n")
+    console.print(f"[bold]A relay listens on {worker.addresses()[0]}[/]. A test receiver gets all its mail,")
+    console.print("for every domain, and every login is accepted. Open the page:\n")
     console.print(f"{page}\n", soft_wrap=True)  # one line, to be copied
     title = "Simulated replies, selected by the recipient's local part"
     table = Table(title=title, title_justify="left", box=None)
@@ -190,7 +190,7 @@ def _introduce(console: Console, worker: Worker, page: str) -> None:
     for address, meaning in ADDRESSES:
         table.add_row(f"{address}@…", meaning)
     console.print(table)
-    console.print("\nThree messages to start with:\n")
+    console.print("\nThree example messages:\n")
 
 
 def _pinned(console: Console, worker: Worker, sink: CapturingSink, page: str) -> Live:
@@ -199,7 +199,7 @@ def _pinned(console: Console, worker: Worker, sink: CapturingSink, page: str) ->
     lines = (
         f"swaks --server {smtp} --from you@example.org --to someone@example.com",
         f"relay {smtp}: zonerelay status, zonerelay queue list; Ctrl-C stops it",
-        f"Mailpit's API and /metrics on port {worker.http_port}; sink {_LOOPBACK}:{sink.port}",
+        f"Mailpit's API and /metrics on port {worker.http_port}; test receiver {_LOOPBACK}:{sink.port}",
         page,
     )
     return Live(Group(Rule(style="dim"), *lines), console=console, auto_refresh=False)

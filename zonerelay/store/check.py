@@ -283,13 +283,13 @@ class RecordRepair:
                 count = gone + len(unreadable)
                 who = ", ".join(without[:10])
                 self.lose(
-                    f"{count:,} of the deliveries of message {identity}, to {who}: no record that makes sense"
+                    f"{count:,} deliveries of message {identity} have no valid record; recipients: {who}"
                 )
                 why = "deliveries without a record"
                 await self._give(found, pieces, (), without, why, is_whole=True)
             elif repeats and len(result.repeats) < KEPT:
                 shown = ", ".join(sorted(known)[:10])
-                result.repeats.append(f"{repeats:,} of message {identity}, among those to {shown}")
+                result.repeats.append(f"{repeats:,} of message {identity}, including those to {shown}")
             self.keep(found.old)
             return False
         result.after -= len(deliveries)
@@ -297,13 +297,13 @@ class RecordRepair:
         why = found.why or "its record is missing"
         if is_whole:
             why = (
-                "no delivery has a record: the message was delivered, or its deliveries are lost; the "
-                "salvage contains all of it"
+                "it has no delivery record: it was delivered, or its deliveries are lost; the salvage "
+                "contains the whole message"
             )
         elif found.message is None and not deliveries:
-            why = f"{why}: an unfinished upload, or the remains of a message"
+            why = f"{why}; it is an unfinished upload, or a part of a message"
         named = [*sorted(known), *unknown, *(each for each in unreadable if each not in unknown)]
-        self.lose(f"message {identity} to {', '.join(named[:10]) or 'recipients that nothing names'}: {why}")
+        self.lose(f"message {identity} to {', '.join(named[:10]) or 'unknown recipients'}: {why}")
         await self._give(found, pieces, deliveries, unknown, why, is_whole=is_whole)
         self.keep(found.old)
         return True
@@ -578,7 +578,7 @@ class _Comparison:
                 if entry is not None and value is None:
                     what = "the delivery does not exist"
                 elif entry is not None and _due(named, value) not in (None, key):
-                    what = "the delivery is due at another time"
+                    what = "the delivery has another due time"
                 else:
                     continue
                 await self._remove(key, DamageKind.INDEX_STRAY, what, named.message_id, old=False)
@@ -591,7 +591,7 @@ class _Comparison:
                     where = records.delivery_key(named)
                     entry, value = await get_each(self._reader, [key, where])
                     if entry is None and _due(named, value) == key:
-                        what = "the delivery is deferred but in no index"
+                        what = "the deferred delivery has no index entry"
                         self._findings.add(DamageKind.INDEX_MISSING, _shown(where), what, named.message_id)
                         await self._change(key, b"")
 
@@ -609,7 +609,7 @@ class _Comparison:
                     await self._remove(key, DamageKind.BAD_RECORD, str(error))
                     continue
                 if await self._get(index) is None and await self._get(key) == value:
-                    what = "the key is in no index, so it would never expire"
+                    what = "the key has no index entry, so it would never expire"
                     self._findings.add(DamageKind.INDEX_MISSING, _shown(key), what)
                     await self._change(index, b"")
         async for page in self._pages(records.ONCE_UNTIL_PREFIX, records.after(records.ONCE_UNTIL_PREFIX)):
@@ -619,7 +619,7 @@ class _Comparison:
                 )
                 if entry is not None and once is None:
                     await self._remove(
-                        key, DamageKind.INDEX_STRAY, "there is no such idempotency key", old=False
+                        key, DamageKind.INDEX_STRAY, "the idempotency key does not exist", old=False
                     )
 
     async def _look_between(self) -> None:
@@ -627,7 +627,7 @@ class _Comparison:
         for prefix in (*PREFIXES, b"\xff"):
             async for page in pages(self._reader, start, prefix, values=False):
                 for key, _ in page:
-                    await self._remove(key, DamageKind.BAD_RECORD, "no record of a spool has such a key")
+                    await self._remove(key, DamageKind.BAD_RECORD, "the key is not a valid key of a spool")
             start = records.after(prefix)
 
     # --- repairing
@@ -701,15 +701,15 @@ def _judge(found: FoundMessage, there: int) -> None:
         found.faults.append((fault, key, what))
 
     for part in found.strange:
-        add(DamageKind.BAD_RECORD, _shown(prefix + part), "no record has such a key")
+        add(DamageKind.BAD_RECORD, _shown(prefix + part), "the key is not a valid key of a message")
     if metadata is None and exists is None:
         if sizes:
-            add(DamageKind.CHUNKS_ALONE, where, f"{len(sizes):,} chunks of a body")
+            add(DamageKind.CHUNKS_ALONE, where, f"{len(sizes):,} chunks of a body without a message")
         if there:
-            add(DamageKind.DELIVERY_ALONE, f"delivery-zone … {identity} …", "its message has no record")
+            add(DamageKind.DELIVERY_ALONE, f"delivery-zone … {identity} …", "its message does not exist")
     else:
         if metadata is None or exists is None:
-            add(DamageKind.BAD_RECORD, where, f"there is no {'*' if metadata is None else '#'}")
+            add(DamageKind.BAD_RECORD, where, f"the record {'*' if metadata is None else '#'} is missing")
         if metadata is not None:
             try:
                 found.message = records.decode_message(identity, _read(metadata))
@@ -722,7 +722,7 @@ def _judge(found: FoundMessage, there: int) -> None:
                     found.why = f"its body is incomplete: {fault[1]}"
                     add(fault[0], where, fault[1])
         if not there:
-            add(DamageKind.MESSAGE_ALONE, where, "no delivery belongs to it")
+            add(DamageKind.MESSAGE_ALONE, where, "the message has no delivery")
     if (said := _wrong_count(found, there)) is not None:
         add(DamageKind.WRONG_COUNT, _shown(records.open_count_key(identity)), f"{said}, there are {there:,}")
 
@@ -743,7 +743,7 @@ def _body_fault(message: Message, sizes: dict[bytes, int]) -> tuple[DamageKind, 
         return DamageKind.UNREADABLE, f"unreadable chunks of {message.chunks:,}: {shown}"
     if missing := [number for number in range(1, message.chunks + 1) if b"%06d" % number not in sizes]:
         shown = ", ".join(map(str, missing[:5]))
-        return DamageKind.CHUNK_MISSING, f"of {message.chunks:,}: {shown}"
+        return DamageKind.CHUNK_MISSING, f"missing chunks of {message.chunks:,}: {shown}"
     if len(sizes) > message.chunks:
         return DamageKind.WRONG_SIZE, f"{len(sizes):,} chunks instead of {message.chunks:,}"
     octets = sum(sizes.values())

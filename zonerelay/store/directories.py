@@ -155,7 +155,7 @@ class ReserveFile:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            _log.warning("cannot keep room back for a full disk: %s", error)
+            _log.warning("the reserve file for a full disk cannot be created: %s", error)
             self.drop()
             return False
         self.held = size
@@ -181,11 +181,11 @@ class ReserveFile:
         except FileNotFoundError:
             return False
         except OSError as error:
-            _log.error("cannot give up the room that was kept back for a full disk: %s", error)
+            _log.error("the reserve file for a full disk cannot be removed: %s", error)
             return False
         if had:
             self._was_needed = True
-            _log.warning("gave up the room that was kept back for a full disk: %d bytes", had)
+            _log.warning("removed the reserve file because the disk is full: %d bytes", had)
         return True
 
 

@@ -244,8 +244,8 @@ class SavedQueueFile:
             raise self._refusal("its checksum or its first line is invalid")
         if head + b"\n" == _IN_USE:
             _log.error(
-                "the shelf %s was not closed in order: what was accepted since its last orderly stop is"
-                " missing, and what was sent since then is sent again",
+                "the shelf %s was not closed properly: mail accepted since the last orderly stop is"
+                " lost, and mail sent since then will be sent again",
                 self._path,
             )
         return msgspec.msgpack.decode(data, type=dict[bytes, bytes])

@@ -201,9 +201,9 @@ class NodeStore:
                 await self._look_at_peers()
                 await self._requests.answer()
             except StoreError as error:
-                _log.warning("the other nodes of the queue cannot be looked at: %s", error)
+                _log.warning("the other nodes of the queue cannot be checked: %s", error)
             except Exception:  # noqa: BLE001 - without this task mail of nodes that are gone is never sent
-                _log.exception("the other nodes of the queue cannot be looked at")
+                _log.exception("the other nodes of the queue cannot be checked")
             await self.wait(self.every)
 
     async def _look_at_peers(self) -> None:
@@ -219,12 +219,12 @@ class NodeStore:
                 if is_free and await reads.queues():
                     await self._adopt(peer.node)
             except StoreError as error:  # a damaged partition must not stop other mail
-                _log.warning("node %d of the queue is gone and cannot be adopted: %s", peer.node, error)
+                _log.warning("the mail of stopped node %d cannot be taken over: %s", peer.node, error)
         for adopted in list(self._adopted_partitions.values()):
             if not adopted.queue.claimed_keys() and not await adopted.queue.queues():
                 del self._adopted_partitions[adopted.node]
                 await completed(adopted.queue.close())
-                _log.info("node %d of the queue is empty and was left", adopted.node)
+                _log.info("node %d of the queue is empty and was released", adopted.node)
         await self._tell_news()
 
     async def _adopt(self, node: int) -> None:
@@ -232,7 +232,7 @@ class NodeStore:
             adopted = await self._enter(node, is_own=False)
         except NodeTakenError:
             return  # it is back, or another node was faster
-        _log.warning("node %d of the queue is gone: its mail is delivered from here", node)
+        _log.warning("node %d of the queue has stopped; its mail is now delivered by this relay", node)
         self._adopted_partitions[node] = adopted
         self._taken.append(adopted)
 
@@ -286,7 +286,7 @@ class NodeStore:
                     await self._replace(lost)
                 except Exception:  # noqa: BLE001 - as below
                     # Without this task the node would never accept mail again.
-                    _log.exception("the partition that was lost could not be replaced")
+                    _log.exception("the lost partition could not be replaced")
                     self._fenced.add(node)
                     self._is_fenced.set()
                     await asyncio.sleep(PAUSE)
@@ -296,7 +296,7 @@ class NodeStore:
         self._lost.update(keys)
         for message_id in [each for each, held in self._adopted.items() if held is lost]:
             del self._adopted[message_id]
-        _log.error("node %d of the queue has another writer: its lease had ended here", lost.node)
+        _log.error("node %d has another writer, because the lease of this relay expired", lost.node)
         with contextlib.suppress(StoreError):
             await completed(lost.queue.close())
         if lost is self._own:
@@ -305,7 +305,7 @@ class NodeStore:
                     self._own = await self._take_partition()
                     break
                 except StoreError as error:
-                    _log.warning("no partition of the queue can be taken yet: %s", error)
+                    _log.warning("no partition of the queue is available yet: %s", error)
                     await asyncio.sleep(PAUSE)
             self.around.on_health(self._own.queue.unhealthy())
             replaced, self._replaced = self._replaced, asyncio.Event()

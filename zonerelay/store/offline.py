@@ -249,7 +249,7 @@ async def repair_spool(
             assert isinstance(engine, ObjectEngine)
             await _leave_out(engine, disk_directories(spool)[1], damaged | lost, kept.with_suffix(".log"))
     done.noted += [f"{name}: {what}" for name, what in damaged.items() if name not in lost]
-    done.lost += [f"{name}: {what}; the mail that it brought is lost" for name, what in lost.items()]
+    done.lost += [f"{name}: {what}; the mail that it contained is lost" for name, what in lost.items()]
     return done
 
 

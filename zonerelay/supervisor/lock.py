@@ -75,9 +75,9 @@ def _wait(path: Path, descriptor: int, deadline: float, settings: Settings) -> N
         if now > deadline:
             holders = _holders(path)
             raise StartError(
-                f"the spool is in use by another relay, or by workers of a previous one: {path} is "
-                f"locked{f' by process {holders}' if holders else ''}. Stop it, or wait until they have "
-                "ended"
+                f"the spool is in use by another relay, or by workers of a stopped relay: {path} is "
+                f"locked{f' by process {holders}' if holders else ''}. Stop it, or wait until they "
+                "have stopped"
             )
         if now - asked > _ASK_EVERY:
             asked = now

@@ -67,7 +67,7 @@ class ReloadRejectedError(Exception):
 
 
 def _dies(member: SupervisedWorker) -> ReloadRejectedError:
-    what = f"{member.name} does not keep running with the new configuration"
+    what = f"{member.name} stopped with the new configuration"
     return ReloadRejectedError(f"{what}: {member.problem}")
 
 

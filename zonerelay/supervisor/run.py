@@ -56,7 +56,7 @@ def supervise(config: Path, text: bytes, settings: Settings, handed: InheritedSo
     patience = settings.shutdown_timeout + STOP_GRACE
 
     def waiting(holders: str) -> None:
-        why = "another relay uses this spool, or workers of a previous one are completing deliveries"
+        why = "another relay uses this spool, or workers of a stopped relay complete deliveries"
         log.emit("warning", "supervisor-waits", {"why": why, "processes": holders})
         log.flush()
 

@@ -354,7 +354,7 @@ class Worker:
         """Record and report why the spool of a removed worker is kept although it contains no delivery."""
         spool = name_of(self.identity.index)
         self._left_over = (
-            left and f"the spool {spool} is kept; it contains no delivery that can be attempted, but {left}"
+            left and f"the spool {spool} was not removed: it contains no delivery to attempt, but {left}"
         )
         if left:
             self.events.spool_kept(spool, left)

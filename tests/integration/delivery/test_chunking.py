@@ -302,7 +302,7 @@ async def test_a_host_that_is_silent_at_bdat_gets_data_for_a_day(bed: Bed, numbe
     assert seen["BDAT"] == number + 1
     assert seen["."] == (2 if number < 2 else 1)
     address = f"127.0.0.1:{port}"
-    assert courier.learned(address) == (f"it gets DATA instead of BDAT for a day: {BdatFailure.UNANSWERED}",)
+    assert courier.learned(address) == (f"DATA is used instead of BDAT for a day: {BdatFailure.UNANSWERED}",)
     clock.advance(24 * 3600 - 1)
     courier.pool.close_idle()
     await send(courier, port)

@@ -256,7 +256,7 @@ async def test_the_number_is_learned_again_when_the_host_takes_fewer(bed: Bed) -
     for _ in range(20):
         assert [each.verdict for each in await send(courier, port, "a")] == [D]
     assert courier.learned(f"127.0.0.1:{port}") == (
-        "a connection ends after 2 messages: the host refused more",
+        "connections are closed after 2 messages, because the host rejected more",
     )
 
 
@@ -609,7 +609,7 @@ async def test_mail_goes_without_them_and_the_host_is_remembered(
         assert len([each for each in sink.commands if each.startswith("MAIL")]) == asked
     assert sink.connections == 1
     assert not [each for each in sink.commands[-4:] if any(name in each for name in PARAMETERS)]
-    assert any("few parameters" in line for line in courier.learned(f"127.0.0.1:{sink.port}"))
+    assert any("few MAIL and RCPT parameters" in line for line in courier.learned(f"127.0.0.1:{sink.port}"))
     clock.advance(REMEMBER_FOR + 1)
     assert courier.learned(f"127.0.0.1:{sink.port}") == ()
 

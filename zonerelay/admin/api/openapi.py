@@ -20,7 +20,7 @@ _REFUSALS = {
     "401": "No valid token was sent.",
     "403": "The scope of the token does not allow this request.",
     "406": "The response cannot be sent in any of the accepted media types.",
-    "422": "Parameters or body do not match the schema, or cannot be combined.",
+    "422": "The parameters or the body do not match the schema, or cannot be combined.",
     "429": "The client has sent too many invalid tokens.",
     "500": "An unexpected error occurred; the relay's log has the details.",
     "503": "Temporarily unavailable: the spool or a worker does not respond, or there are too many requests.",
@@ -75,7 +75,7 @@ def document(verbs: Sequence[Verb]) -> bytes:
             "info": {
                 "title": "zonerelay",
                 "version": __version__,
-                "description": "Operators' requests, named like the commands. Times are Unix seconds.",
+                "description": "Requests of operators, named after the commands. Times are in Unix seconds.",
             },
             "security": [{"token": []}],
             "paths": _for_clients(paths),
@@ -145,7 +145,7 @@ def _operation(verb: Verb, found: dict[str, Any], components: dict[str, Any]) ->
         for name in re.findall(r"{(\w+)}", verb.path)
     ]
     if parameters or verb.body is not None:
-        refusals["404"] = "It does not exist, or no longer exists."
+        refusals["404"] = "The requested object does not exist."
     query = components[verb.parameters.__name__]
     parameters += [
         {"name": name, "in": "query", "required": name in query.get("required", ()), "schema": schema}
@@ -155,7 +155,7 @@ def _operation(verb: Verb, found: dict[str, Any], components: dict[str, Any]) ->
     if verb.media == "text/event-stream":
         schema = {
             "type": "string",
-            "description": ("A stream of events; each event's data is a frame of the type `kind`."),
+            "description": ("A stream of events. The data of each event is a frame of the type `kind`."),
         }
     operation: dict[str, Any] = {
         "summary": verb.summary,

@@ -166,4 +166,4 @@ def _no_controls(value: object) -> None:
     """
     for pointer, text in texts_in(value):
         if _CONTROL.search(text):
-            raise wrong(pointer, "it contains a control character")
+            raise wrong(pointer, "must not contain a control character")

@@ -86,13 +86,13 @@ async def _carry_out(
             elif isinstance(frame, answers.Progress) and monotonic() > until:
                 of = f" of {frame.total:,}" if frame.total else ""
                 lines.append(
-                    f"It goes on: {frame.done:,}{of} deliveries were looked at. It will be listed below."
+                    f"Still running ({frame.done:,}{of} deliveries checked). The change will be listed below."
                 )
                 break
     if changed is not None:
         lines += changed.lines("" if isinstance(request, requests.Undo) else request.done)
         if not changed.undoes and changed.matched - changed.busy > changed.changed:
-            lines.append(f"{changed.matched:,} matched; the others were so already, or have left meanwhile.")
+            lines.append(f"{changed.matched:,} matched. The others needed no change or have left the queue.")
     act = "" if changed is None or changed.no_undo else changed.act
     return await visitor.done(*lines, back=back, command=same, act=act, missing=missing)
 
@@ -146,7 +146,7 @@ async def suspend(visitor: PageRequest) -> web.StreamResponse:
     given = await visitor.one(request, answers.OrderResult)
     lines = [f"Suspension {given.order.id} is active; it applies to queued and to new mail."]
     if given.first_expiry is not None:
-        lines.append(f"No mail that it is about expires before {when(given.first_expiry)}.")
+        lines.append(f"No suspended mail expires before {when(given.first_expiry)}.")
     return await visitor.done(*lines, back="/suspensions", command=same)
 
 
@@ -155,7 +155,7 @@ async def resume(visitor: PageRequest) -> web.StreamResponse:
     ended = await visitor.one(request, answers.OrdersResult)
     lines = ["The suspension has ended." if ended.orders else "The suspension had already ended."]
     if ended.released:
-        lines.append(f"{ended.released:,} deliveries that it held were released.")
+        lines.append(f"{ended.released:,} held deliveries were released.")
     return await visitor.done(*lines, back="/suspensions", command=command_of(request))
 
 

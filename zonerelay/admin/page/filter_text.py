@@ -34,7 +34,7 @@ def parse(text: str) -> Filter:
         field, given = _term(name.lower(), _unquoted(value))
         if field in found:
             raise FilterTextError(
-                f"{name or field}: is given twice; all conditions must match at the same time"
+                f"{name or field}: is given twice, but a filter may contain each keyword only once"
             )
         found[field] = given
     return msgspec.convert(found, Filter)

@@ -191,7 +191,7 @@ class PageRoutes:
         except ApiError as error:
             return await visitor.page("login.html", error.status, to=to, problem=error)
         secret = self._sessions.begin(token, visit.client)
-        login = f"log-in to the page from {visit.client}"
+        login = f"login to the page from {visit.client}"
         self._operators.events.requested({"by": f"token {token.name}", "request": login})
         response = see_other(to)
         response.set_cookie(

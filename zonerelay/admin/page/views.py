@@ -196,7 +196,7 @@ async def _found(visitor: PageRequest, given: Mapping[str, str]) -> dict[str, ob
     )
     gaps = _in_words(visitor, of_interest(answer, asked=bool(since)))
     if answer.other_machines:
-        gaps.append("other machines with the same queue were not asked: they have their own history")
+        gaps.append("other machines that share the queue were not searched: each has its own history")
     return {
         "found": answer.found[::-1],
         "more": answer.more,
@@ -260,7 +260,7 @@ def _event(frame: answers.Frame) -> bytes:
             what = " ".join(f"{name}={value}" for name, value in fields.items())
             shown |= {"at": when(frame.at), "name": frame.event}
         case answers.StreamGap():
-            what = frame.why or f"{frame.count:,} events are missing here: they came too fast"
+            what = frame.why or f"{frame.count:,} events were skipped, because they arrived too fast"
         case _:
             return b": the end\n\n"
     return b"data: " + msgspec.json.encode({**shown, "what": printable(what)}) + b"\n\n"

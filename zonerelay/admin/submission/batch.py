@@ -71,8 +71,8 @@ def substituted(fields: Mapping[str, Any], body: JsonBody) -> dict[str, Any]:
         tags += text.count("{{")
         size += len(text)
         if "{{=" in text or tags > MAX_TAGS or (tags and size + tags * longest * 6 > MAX_OUTPUT):
-            limit = f"the templates of a message exceed {MAX_TAGS} names or {MAX_OUTPUT} characters of output"
-            raise wrong(pointer, f"unsupported delimiters, or {limit}")
+            limit = f"at most {MAX_TAGS} template tags and {MAX_OUTPUT} characters of output are allowed"
+            raise wrong(pointer, f"unsupported delimiters, or too large: {limit}")
 
     def filled(text: str, pointer: str) -> str:
         if "{{" in _WHOLE_TAG.sub(" ", text) or _BLANKS.search(text):
@@ -81,13 +81,13 @@ def substituted(fields: Mapping[str, Any], body: JsonBody) -> dict[str, Any]:
             )
         for name in _TAG.findall(text):
             if name not in values and name != ".":
-                raise wrong(pointer, f"there is no substitution for {name}")
+                raise wrong(pointer, f"the substitutions do not contain {name}")
         escape = html.escape if pointer == "/html" else str
         renderer = _TemplateRenderer(escape=escape, missing_tags="strict", partials={})
         try:
             return renderer.render(text, values)
         except KeyNotFoundError as error:
-            raise wrong(pointer, f"there is no substitution for {error.key}") from None
+            raise wrong(pointer, f"the substitutions do not contain {error.key}") from None
         except (ParsingError, TemplateNotFoundError, RecursionError) as error:
             raise wrong(pointer, f"the template cannot be rendered: {error}") from None
 

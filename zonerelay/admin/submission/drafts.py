@@ -195,7 +195,7 @@ def sending_of(
     if not (
         given.subject or given.text is not None or given.html is not None or given.attachments or uploads
     ):
-        faults.add("/text", "a message has a subject, a text, HTML or an attachment")
+        faults.add("/text", "a message requires a subject, a text, HTML or an attachment")
     with faults.at("/subject"):
         checked_subject(given.subject)
     text, html = _text(given.text, body, "/text", faults), _text(given.html, body, "/html", faults)
@@ -303,7 +303,7 @@ def _recipients(given: Submission, named: list[_Named], faults: FieldErrors) -> 
             with faults.at(pointer):
                 people += [(each, pointer) for each in addresses(text, "to")]
     elif not (given.to or given.cc or given.bcc):
-        faults.add("/to", "there is no recipient in to, cc, bcc or envelope.to")
+        faults.add("/to", "to, cc, bcc and envelope.to contain no recipient")
     found: dict[str, tuple[Mailbox, str]] = {}
     for each, pointer in people:
         found.setdefault(recipient_key(each.mailbox), (each.mailbox, pointer))
@@ -327,7 +327,7 @@ def _files(
 ) -> tuple[AttachedFile, ...]:
     files = []
     if len(given.attachments) + len(uploads) > MAX_FILES:
-        faults.add("/attachments", f"there are more than {MAX_FILES}")
+        faults.add("/attachments", f"a message may have at most {MAX_FILES} attachments")
     for at, each in enumerate(given.attachments[:MAX_FILES]):
         name = f"attachments[{at}]"
         long = body.long(each.content)
@@ -349,7 +349,7 @@ def _options(given: Submission, origin: SubmissionOrigin, faults: FieldErrors) -
     notes = [f"{TAG}{tag}" for tag in given.tags]
     for at, tag in enumerate(given.tags):
         if not _WORD.fullmatch(tag) or at >= MAX_TAGS:
-            faults.add(f"/tags/{at}", f"up to {MAX_TAGS} tags of 1 to 64 letters, digits, _, . and -")
+            faults.add(f"/tags/{at}", f"expected at most {MAX_TAGS} tags of 1 to 64 letters, digits and _.-")
     for at, (name, given_value) in enumerate(given.metadata.items()):
         value = as_text(given_value)
         if (
@@ -357,16 +357,16 @@ def _options(given: Submission, origin: SubmissionOrigin, faults: FieldErrors) -
             or at >= MAX_METADATA
         ):
             text = (
-                f"at most {MAX_METADATA} names are allowed, in the syntax of tags, with printable values "
+                f"at most {MAX_METADATA} names in the syntax of tags are allowed, with printable values "
                 f"of at most {MAX_NOTE} characters"
             )
             faults.add(pointer_to("metadata", name), text)
         notes.append(f"{METADATA}{name}={value}")
     if given.zone:
         if given.zone not in {each.name for each in origin.settings.zone}:
-            faults.add("/zone", "there is no such zone")
+            faults.add("/zone", "this zone does not exist")
         elif (header := ZoneHeader.of(listener)) is None or not header.trusts(origin.client, origin.user):
-            faults.add("/zone", "this user may not name a zone (zone_header_users of its [[listener]])")
+            faults.add("/zone", "this user may not select a zone (zone_header_users of its [[listener]])")
     return SubmitOptions(
         idempotency_key=origin.key, zone=given.zone, notes=tuple(notes), partial=given.partial
     )
@@ -384,5 +384,5 @@ def _hold_until(given: Submission, origin: SubmissionOrigin, now: float, faults:
         return None
     due = given.send_at.timestamp() if isinstance(given.send_at, datetime) else given.send_at
     if not origin.listener.max_hold or not due <= now + origin.listener.max_hold:
-        faults.add("/send_at", f"it may be {origin.listener.max_hold:.0f} seconds ahead at most")
+        faults.add("/send_at", f"must be at most {origin.listener.max_hold:.0f} seconds in the future")
     return due if due > now else None

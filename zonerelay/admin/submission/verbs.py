@@ -158,8 +158,8 @@ def _counted(call: ApiCall) -> Iterator[SubmissionOrigin]:
 def _origin(call: ApiCall) -> SubmissionOrigin:
     if not call.token.user:
         text = (
-            f"the token {call.token.name} has no user; create one with: zonerelay token add NAME --scope "
-            "submit --user USER"
+            f"the token {call.token.name} has no user; create one that has: zonerelay token add NAME "
+            "--scope submit --user USER"
         )
         raise ApiError(403, "forbidden", text)
     key = call.request.headers.get("Idempotency-Key")
@@ -252,7 +252,7 @@ async def _form(call: ApiCall, origin: SubmissionOrigin, body: JsonBody) -> tupl
     with _problems_for(call):
         async for name, file_name, part in _parts(call, read):
             if name == "message" and found:
-                raise ApiError(422, "invalid", "the form has two parts named message")
+                raise ApiError(422, "invalid", "the form has more than one part named message")
             if len(uploads) == MAX_FILES and name != "message":  # a chunked form has no other limit
                 raise ApiError(422, "invalid", f"the form has more than {MAX_FILES} files")
             if name != "message":
@@ -302,7 +302,7 @@ async def _parts(call: ApiCall, read: BodyRead) -> AsyncIterator[tuple[str, str,
             text = f"unknown part {name!r}; use message, attachment or inline"
             raise ApiError(422, "invalid", text)
         if "Content-Transfer-Encoding" in part.headers:
-            raise ApiError(422, "invalid", f"the part {name} has a Content-Transfer-Encoding")
+            raise ApiError(422, "invalid", f"the part {name} must not have a Content-Transfer-Encoding")
         yield name, file_name, part
 
 
@@ -555,7 +555,7 @@ def _raw_envelope(block: bytes, given: RawQuery, most: int) -> tuple[Mailbox, di
             recipient = mailbox(each.address, name)
             found.setdefault(recipient_key(recipient), (recipient, f"/to/{at}"))
     if not elements:
-        faults.add("/to", "there is no address in To, Cc, Bcc or the parameter to")
+        faults.add("/to", "To, Cc, Bcc and the parameter to contain no address")
     faults.end()
     return sender, dict(found.values())
 

@@ -76,7 +76,7 @@ class StaleTokenError(Exception):
     """A cached access token was rejected. A new one may be accepted."""
 
     def __init__(self, token: str) -> None:
-        super().__init__("a token from earlier was refused")
+        super().__init__("a cached access token was rejected")
         self.token = token
 
 

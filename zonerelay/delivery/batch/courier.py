@@ -120,11 +120,11 @@ class SmtpCourier:
         """Describe how a host at this address (`ip:port`) is treated because of its earlier behavior."""
         lines = []
         if (most := self._limits.most(address)) is not None:
-            lines.append(f"a connection ends after {most} messages: the host refused more")
+            lines.append(f"connections are closed after {most} messages, because the host rejected more")
         if failure := self._extensions.failure(address):
-            lines.append(f"it gets DATA instead of BDAT for a day: {failure}")
+            lines.append(f"DATA is used instead of BDAT for a day: {failure}")
         if self._extensions.few_parameters(address):
-            lines.append("it gets few parameters of MAIL and RCPT for a day: it refused some that it offers")
+            lines.append("few MAIL and RCPT parameters are used for a day: it rejected some that it offers")
         return tuple(lines)
 
     def phase_of(self, key: DeliveryKey) -> tuple[str, float] | None:

@@ -110,7 +110,7 @@ class ClientProtocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
         if self.record is not None:
-            self.record.note("the connection has ended")
+            self.record.note("the connection was closed")
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

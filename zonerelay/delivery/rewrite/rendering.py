@@ -356,7 +356,7 @@ class Renderer:
         try:
             return await self._of_plan(zone, message, seven_bit=True)
         except NotConvertibleError as error:
-            self._events.sent_unchanged(message.id, zone.name, f"no form in seven bits: {error}")
+            self._events.sent_unchanged(message.id, zone.name, f"cannot be converted to 7 bits: {error}")
             return None
 
     async def _of_plan(self, zone: ZoneSettings, message: Message, *, seven_bit: bool) -> RenderedMessage:
@@ -477,7 +477,7 @@ class Renderer:
         RenderError if the zone requires a signature and has no key.
         """
         if plan.keys is None:
-            self._not_signed(plan, "there are no keys")
+            self._not_signed(plan, "no [[dkim]] key is configured")
             return b""
         domain = dkim.author_domain(header)
         # The From field of a client that may not relay is not proven, and the client could spread mail with
@@ -487,7 +487,7 @@ class Renderer:
         if not keys:
             self._events.metrics.dkim.add((NO_KEY,))
             why = f"no key for {domain}" if domain else "From contains no author address"
-            self._not_signed(plan, "it comes from a stranger" if stranger else why)
+            self._not_signed(plan, "the client was not allowed to relay" if stranger else why)
             return b""
         try:
             body_hash = message.body_hash or await _hash_of(body)

@@ -348,7 +348,7 @@ def prove(plan: TlsRequirements, tls: ssl.SSLObject, *, now: float) -> PeerVerif
     UntrustedCertificateError.
     """
     if tls.session_reused and not plan.may_resume:
-        raise UntrustedCertificateError("it resumed a session, so its present certificate is unknown")
+        raise UntrustedCertificateError("the TLS session was resumed, so its current certificate is unknown")
     if plan.verify:
         _check_names(plan, tls)
     if plan.certificates:

@@ -128,7 +128,7 @@ class Allowance(msgspec.Struct, frozen=True):
             and rails.recipients
             and not patterns_of(rails.recipients).match(recipient)
         ):
-            return _no("7.1", "This user may not write to this recipient")
+            return _no("7.1", "This user may not send to this recipient")
         return self._no_room((0, so_far + 1, 0))
 
     def size_refusal(self, size: int) -> Refusal | None:
@@ -273,7 +273,7 @@ def bar(rails: UserLimits, client_address: str, now: float) -> Refusal | None:
         return _no("7.13", "This user is disabled")
     if rails.expires and now >= rails.expires:
         day = datetime.datetime.fromtimestamp(rails.expires, datetime.UTC)
-        return _no("7.13", f"This user has expired on {day:%Y-%m-%d}")
+        return _no("7.13", f"This user expired on {day:%Y-%m-%d}")
     if rails.networks and not _networks(rails.networks).match(client_address):
         return _no("7.1", f"This user may not send from {client_address or 'here'}")
     return None

@@ -640,7 +640,7 @@ class Intake:
             answer = replies.in_detail(
                 replies.TOO_BIG, f"Message exceeds {format_size(limit)}, the maximum size that can be relayed"
             )
-            self.refuse(answer, "larger than its zones send")
+            self.refuse(answer, "larger than the limits of its zones")
             return None
         if len(deliveries) > LIST:
             await asyncio.sleep(0)

@@ -178,7 +178,7 @@ class Quotas:
                         continue
             self._saw(user, rails, usage, before)
             return full or usage.now
-        raise AuthorityError(f"{records.name}: others were faster {MAX_TRIES} times")
+        raise AuthorityError(f"{records.name}: gave up after {MAX_TRIES} write conflicts")
 
     def seen(self) -> Iterator[tuple[str, QuotaLevel]]:
         """Yield how much of each quota is used, for users who sent recently through this worker."""

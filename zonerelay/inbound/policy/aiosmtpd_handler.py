@@ -51,9 +51,9 @@ _HOOKS: dict[str, type[Event]] = {
     **{event.step: event for event in api.HANDLER_EVENTS},
 }
 _NOT_ASKED = {
-    "handle_AUTH": 'logins are checked by authenticator = "module:callable"',
-    "handle_STARTTLS": "session.ssl is available in all later hooks",
-    "handle_PROXY": "proxy_networks is used instead, and session.peer is the client",
+    "handle_AUTH": 'use authenticator = "module:callable" to check logins',
+    "handle_STARTTLS": "use session.ssl, which is available in all later hooks",
+    "handle_PROXY": "use proxy_networks; session.peer is then the client",
 }
 
 Hook = Callable[..., Any]  # Any: an operator's code

@@ -172,18 +172,18 @@ class Decision:
     remove: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _require(isinstance(self.zone, str), "zone is a zone's name")
-        _require(isinstance(self.add, tuple) and isinstance(self.remove, tuple), "add and remove are tuples")
+        _require(isinstance(self.zone, str), "zone must be the name of a zone")
+        _require(isinstance(self.add, tuple) and isinstance(self.remove, tuple), "add, remove must be tuples")
         if self.reply is not None:
             _check_reply(self.reply)
             if self.zone or self.edits_header:
                 raise ValueError("a rejection can neither choose a zone nor change the header")
         if len(self.add) > MAX_EDITS or len(self.remove) > MAX_EDITS:
-            raise ValueError(f"more than {MAX_EDITS} header fields")
+            raise ValueError(f"at most {MAX_EDITS} header fields can be added or removed")
         for name in self.remove:
             _check_name(name)
         for pair in self.add:
-            _require(isinstance(pair, tuple) and len(pair) == 2, "add holds pairs of name and value")
+            _require(isinstance(pair, tuple) and len(pair) == 2, "add must contain pairs of name and value")
             _check_name(pair[0])
             _check_value(*pair)
 
@@ -204,7 +204,7 @@ def accept(*, zone: str = "", add: Iterable[tuple[str, str]] = (), remove: Itera
 
     `remove` removes all fields with these names from the received message; `add` adds new fields at the top.
     """
-    _require(not isinstance(remove, str), "remove is a list of names")
+    _require(not isinstance(remove, str), "remove must be a list of names, not a string")
     return Decision(zone=zone, add=tuple((name, value) for name, value in add), remove=tuple(remove))
 
 
@@ -281,7 +281,7 @@ def _require(right: bool, what: str) -> None:
 
 
 def _check_reply(reply: Reply) -> None:
-    _require(isinstance(reply, Reply), "reply is a zonerelay.model.reply.Reply: use refuse()")
+    _require(isinstance(reply, Reply), "reply must be a zonerelay.model.reply.Reply; use refuse()")
     if not 400 <= reply.code <= 599:
         raise ValueError(f"the code of a rejection must be from 400 to 599, not {reply.code}")
     if not _DETAIL.fullmatch(reply.detail):
@@ -291,16 +291,16 @@ def _check_reply(reply: Reply) -> None:
 
 
 def _check_name(name: str) -> None:
-    _require(isinstance(name, str), "a field's name is a str")
+    _require(isinstance(name, str), "the name of a header field must be a str")
     if not _NAME.fullmatch(name) or len(name) > MAX_FIELD_NAME:
-        raise ValueError(f"not a header field name: {name[:MAX_FIELD_NAME]!r}")
+        raise ValueError(f"{name[:MAX_FIELD_NAME]!r} is not a header field name")
     if name.lower() == "received":
         # RFC 5321 4.4: they MUST NOT be changed or deleted, because they stop mail loops.
         raise ValueError("Received fields can be added only by the relay")
 
 
 def _check_value(name: str, value: str) -> None:
-    _require(isinstance(value, str), f"the value of {name} is a str")
+    _require(isinstance(value, str), f"the value of {name} must be a str")
     if not _VALUE.fullmatch(value):
         # UTF-8 here would require SMTPUTF8 from every server on the path (RFC 6532).
         remedy = "encode other characters with email.header.Header"

@@ -150,7 +150,7 @@ class LoopThread:
             try:
                 loop.run_forever()
             except BaseException as error:  # noqa: BLE001 - a task of the policy's own asked to exit
-                _log.error("a policy's background task: %s", described(error))
+                _log.error("a background task of a policy failed: %s", described(error))
         with contextlib.suppress(BaseException):
             _cancel_all(loop)
         loop.close()

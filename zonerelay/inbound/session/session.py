@@ -157,7 +157,7 @@ class Session(asyncio.Protocol):
         if self.phase is not SessionPhase.CLOSED:
             self.phase = SessionPhase.LEFT
         if self._record is not None:
-            self._record.note("the connection has ended")
+            self._record.note("the connection was closed")
         self.transport.lost()
         if self._timer is not None:
             self._timer.cancel()

@@ -141,7 +141,7 @@ def relaying_denied(client: str, *, may_log_in: bool) -> ServerReply:
     """Return the refusal of relaying, with the client's address as the relay sees it, for the operator's
     configuration.
     """
-    lacks = "neither in a listed network nor logged in" if may_log_in else "not in a listed network"
+    lacks = "not authenticated, and not in an allowed network" if may_log_in else "not in an allowed network"
     return in_detail(RELAYING_DENIED, f"Relaying denied for {client}: {lacks}") if client else RELAYING_DENIED
 
 
@@ -158,7 +158,7 @@ RECIPIENT_OK = said(250, "1.5", "Recipient OK")
 START_TLS = said(220, "0.0", "Ready to start TLS", NextAction.HANDSHAKE)
 AUTH_OK = said(235, "7.0", "Authentication succeeded")
 START_BODY = said(354, "", "End data with <CR><LF>.<CR><LF>", NextAction.TAKE_BODY)
-CANNOT_VERIFY = said(252, "5.0", "Send some mail, and it will be tried")
+CANNOT_VERIFY = said(252, "5.0", "Cannot verify, but will accept message and attempt delivery")
 HELP = said(214, "0.0", "See RFC 5321")
 BYE = said(221, "0.0", "Bye", NextAction.CLOSE)
 
@@ -183,9 +183,9 @@ AUTH_NEEDS_TLS = _no(538, "7.11", "Encryption required for authentication", Reas
 AUTH_FAILED = _no(535, "7.8", "Authentication credentials invalid", Reason.AUTH)
 AUTH_LOCKED = _no(454, "7.0", "Too many failed attempts, try again later", Reason.AUTH)
 AUTH_FAILURE = _no(454, "7.0", "Temporary authentication failure", Reason.AUTH_FAILURE)
-NOT_YOUR_ADDRESS = _no(553, "7.1", "Sender address is not yours", Reason.SENDER)
-FROM_NOT_YOURS = _no(550, "7.1", "From address is not yours", Reason.SENDER)
-TOO_FAR_AHEAD = _no(501, "5.4", "Time of release too far ahead", Reason.PARAMETER)
+NOT_YOUR_ADDRESS = _no(553, "7.1", "Sender address not allowed for this user", Reason.SENDER)
+FROM_NOT_YOURS = _no(550, "7.1", "From address not allowed for this user", Reason.SENDER)
+TOO_FAR_AHEAD = _no(501, "5.4", "Release time is too far in the future", Reason.PARAMETER)
 
 RELAYING_DENIED = _no(550, "7.1", "Relaying denied", Reason.RELAY)
 PERCENT_ROUTE = _no(553, "1.3", "Routing by percent sign is not supported", Reason.ADDRESS)
@@ -199,17 +199,17 @@ HEADER_CONTROLS = _no(550, "6.0", "Control character in the header", Reason.HEAD
 BAD_KEY = _no(
     554,
     "6.0",
-    "Idempotency-Key has to be one field of 1 to 255 visible ASCII characters",
+    "Idempotency-Key must be a single field of 1 to 255 visible ASCII characters",
     Reason.IDEMPOTENCY_KEY,
 )
 OTHER_CONTENT = _no(
     550,
     "6.0",
-    "Another message to these recipients was accepted with this idempotency key: use a new key",
+    "Another message to these recipients was accepted with this idempotency key, use a new key",
     Reason.IDEMPOTENCY,
 )
 BEING_STORED = _no(
-    451, "3.0", "A message with this idempotency key may be stored already: try again", Reason.BEING_STORED
+    451, "3.0", "A message with this idempotency key may already be stored, try again", Reason.BEING_STORED
 )
 MAIL_LOOP = _no(554, "4.6", "Too many Received fields: mail loop", Reason.LOOP)
 STORE_FULL = _no(452, "3.1", "Insufficient system storage", Reason.STORE_FULL)
@@ -243,7 +243,7 @@ _UNHEARD = Reply(421, "5.0", "Not heard")
 NOBODY = ServerReply(_UNHEARD, b"", NextAction.CLOSE)
 TLS_FAULT = ServerReply(_UNHEARD, b"", NextAction.CLOSE, Reason.TLS)
 BAD_PROXY = ServerReply(_UNHEARD, b"", NextAction.CLOSE, Reason.PROXY)
-NO_PROXY = _bye(554, "5.0", "PROXY header not allowed from here", Reason.PROXY)
+NO_PROXY = _bye(554, "5.0", "PROXY header not allowed from this address", Reason.PROXY)
 
 
 FRESH = 60.0  # seconds for which an EHLO reply that contains a date (RFC 4865) is reused

@@ -86,7 +86,7 @@ def load_private_key(pem: bytes) -> PrivateKey:
 
 def _rsa(key: RSAPrivateKey) -> PrivateKey:
     if not MIN_RSA_BITS <= key.key_size <= MAX_RSA_BITS:
-        verified = f"{MIN_RSA_BITS} to {MAX_RSA_BITS} are verified everywhere, best {GOOD_RSA_BITS}"
+        verified = f"use {GOOD_RSA_BITS} ({MIN_RSA_BITS} to {MAX_RSA_BITS} are allowed)"
         raise ValueError(f"has an RSA key of {key.key_size} bits; {verified}")
 
     def sign(digest: bytes) -> bytes:
@@ -97,7 +97,7 @@ def _rsa(key: RSAPrivateKey) -> PrivateKey:
     try:
         public.verify(sign(digest), digest, _PADDING, _HASHED)
     except (InvalidSignature, ValueError):
-        raise ValueError("has an RSA key with inconsistent numbers") from None
+        raise ValueError("contains a damaged RSA key") from None
     spki = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return PrivateKey(RSA, key.key_size, spki, sign)
 
@@ -175,13 +175,13 @@ class DkimKeys:
         """Yield warnings about keys, such as `dkim[0].key_file: …`."""
         for entry in self.entries:
             if entry.key.algorithm == RSA and entry.key.bits < GOOD_RSA_BITS:
-                weak = f"RSA with {entry.key.bits} bits is weak; create a key with {GOOD_RSA_BITS}"
+                weak = f"RSA with {entry.key.bits} bits is weak; create a key with {GOOD_RSA_BITS} bits"
                 yield f"{entry.option}.key_file: {weak}"
         for domain, entries in self._entries.items():
             if any(entry.fits(now) for entry in entries):
                 yield from _ending(entries, now)
             else:
-                yield f"{entries[-1].option}: nothing signs mail of {domain} now: {_why(entries, now)}"
+                yield f"{entries[-1].option}: no key signs mail of {domain} now: {_why(entries, now)}"
 
 
 def read_key(
@@ -247,16 +247,16 @@ def _ending(entries: Sequence[DkimEntry], now: float) -> Iterator[str]:
             kin = (other for other in entries if (other.key.algorithm, other.signing_domain) == kind)
             if not any(other.fits(entry.not_after) for other in kin):
                 yield (
-                    f"{entry.option}.not_after: this key ends on {_date(entry.not_after)}, and no other "
-                    f"{entry.key.algorithm} key for {entry.domain} takes its place: add one"
+                    f"{entry.option}.not_after: this key expires on {_date(entry.not_after)}, and no other "
+                    f"{entry.key.algorithm} key for {entry.domain} replaces it; add one"
                 )
 
 
 def _why(entries: Sequence[DkimEntry], now: float) -> str:
     begins = min((entry.not_before for entry in entries if entry.not_before > now), default=0.0)
     if begins:
-        return f"the validity of its next key begins on {_date(begins)}"
-    return f"the validity of its last key ended on {_date(max(entry.not_after for entry in entries))}"
+        return f"its next key is valid from {_date(begins)}"
+    return f"its last key expired on {_date(max(entry.not_after for entry in entries))}"
 
 
 def _date(when: float) -> str:

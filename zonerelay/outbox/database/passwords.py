@@ -60,7 +60,7 @@ def unseal(sealed: str, keys: Sequence[bytes], *, host: str, port: int, user: st
         except (InvalidTag, ValueError):
             continue
     raise PasswordError(
-        "cannot be decrypted with any key of [outbox] keys: the key, or host, port or user have changed since"
+        "cannot be decrypted with any key of [outbox] keys: the key, host, port or user was changed"
     )
 
 

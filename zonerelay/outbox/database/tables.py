@@ -196,7 +196,7 @@ async def _check_rights(fetch: Fetch, names: TableNames) -> None:
 
 def _compare(table: str, found: Mapping[str, str], wanted: Mapping[str, str], schema: str) -> Iterator[str]:
     if not found:
-        yield f"there is no table {schema}.{table}, or this role may not see it"
+        yield f"the table {schema}.{table} does not exist or is not visible to this role"
         return
     for column, kind in wanted.items():
         there = found.get(column)

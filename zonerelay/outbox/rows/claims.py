@@ -75,7 +75,7 @@ class OutboxReader:
     async def _existing(self, statement: str, row: int) -> Columns:
         found = await self._keeper.fetch(statement, row)
         if not found:
-            raise MessageNotFoundError(f"row {row} has left the outbox")
+            raise MessageNotFoundError(f"row {row} is no longer in the outbox")
         return found[0]
 
     async def row(self, row: int) -> Row | None:
@@ -424,7 +424,7 @@ class OutboxClaims:
             mailbox = self._mailbox_of(columns)
             row = read_row(columns, self._around.settings.zone)
             if mailbox is None and row.zone not in self._around.known_zones():
-                raise BadRowError("no zone with this name is configured")
+                raise BadRowError("the zone of the row is not configured")
             if mailbox is None or not (problem := mailbox.problem()):
                 return self._admit(row)
             self.writer.put(put_off(columns, f"waits: {problem}"))
@@ -432,7 +432,7 @@ class OutboxClaims:
             self._refused(columns[0], columns[1], columns[4], str(error))
         except Exception as error:  # noqa: BLE001 - an error of one row must not stop the others
             self._around.events.error("outbox.claim", error)
-            self.writer.put(put_off(columns, "waits: temporary error in this relay"))
+            self.writer.put(put_off(columns, "waits: temporary internal error of the relay"))
         return None
 
     def _admit(self, row: Row) -> QueueName | None:

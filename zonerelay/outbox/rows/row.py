@@ -215,7 +215,7 @@ class Row:
 def read_row(columns: Columns, default_zone: str) -> Row:
     """Create a row from the columns of a claim. Raises BadRowError."""
     if not columns[_OK]:
-        raise BadRowError(f"the addresses exceed {MAX_PEOPLE} bytes")
+        raise BadRowError(f"the address columns exceed {MAX_PEOPLE} bytes")
     created = -1 if columns[5] is None else columns[5]
     if not 0 <= columns[0] <= MAX_ROW or not 0 <= created <= MAX_CREATED:
         raise BadRowError("id is negative or larger than 2^60, or created_at is missing or out of range")

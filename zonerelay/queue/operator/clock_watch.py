@@ -82,8 +82,8 @@ class ClockWatch:
         if leap is None:
             return ()
         return (
-            f"the system clock jumped forward by {span(leap.seconds)}; mail does not expire because of it "
-            f"today. Check the time, and confirm it with `zonerelay spool acknowledge {NAME}`",
+            f"the system clock jumped forward by {span(leap.seconds)}; mail does not expire because of this "
+            f"jump today. Check the time, and confirm it with `zonerelay spool acknowledge {NAME}`",
         )
 
     def confirm(self) -> bool:

@@ -191,8 +191,8 @@ class Orders:
         """
         if not (self._unreadable or self._unwritten) and self._all and not self._file.path.exists():
             return (
-                f"{self._file.path} is missing: the orders that it had stay active until the relay stops."
-                " Put it back from a backup; the next order writes it again",
+                f"{self._file.path} is missing: its suspensions stay active until the relay stops. Restore"
+                " it from a backup; the next suspension also writes it again",
             )
         return tuple(filter(None, (self._unreadable, self._unwritten)))
 

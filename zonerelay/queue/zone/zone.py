@@ -528,7 +528,7 @@ class Zone:
         if self._parts.orders is not None:
             label = work.destination.label
             if any(self._parts.orders.order_of(each, message, label) for each in work.deliveries):
-                raise ClaimLostError("an operator has suspended it")
+                raise ClaimLostError("an operator has suspended the delivery")
         return work.ticket is None or await take_turn(work.ticket, self._clock)
 
     def _return(self, work: Work, message: Message) -> Sequence[Outcome]:

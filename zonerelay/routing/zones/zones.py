@@ -199,7 +199,7 @@ def zone_notes(choices: Iterable[tuple[str, ZoneChoice]]) -> tuple[str, ...]:
     notes = [_note(choice, recipients) for choice, recipients in most_first[:MAX_NOTES]]
     left = sum(len(recipients) for _, recipients in most_first[MAX_NOTES:])
     if left:
-        notes.append(f"{left} more recipients, by other routes")
+        notes.append(f"{left} more recipients by other routes")
     return tuple(notes)
 
 

@@ -101,7 +101,7 @@ class SeenFile:
             if is_new:
                 os.fsync(self._file)
         except OSError as error:
-            _log.warning("%s cannot be written, so an older state may go unnoticed: %s", self._path, error)
+            _log.warning("%s cannot be written, so an older state may not be detected: %s", self._path, error)
 
     def forget(self) -> None:
         """Clear the recorded mark and position, so that the next opening accepts the store in any state."""
@@ -285,7 +285,7 @@ class Partition:
         """Return whether the unconfirmed batch is durable. Raises StoreError if that cannot be determined
         now.
         """
-        _log.warning("a batch was not confirmed (%s): finding out what became of it", error)
+        _log.warning("a batch was not confirmed (%s); checking whether it was stored", error)
         pauses = self._pauses(self.clock.monotonic() + self.patience)
         while True:
             try:
@@ -375,7 +375,7 @@ class Partition:
                     self._fail(error)
                     return
                 except StoreError as error:
-                    _log.warning("the lease could not be renewed this time: %s", error)
+                    _log.warning("the lease could not be renewed: %s", error)
                     # Without mail there is no other write that would detect that the store cannot be written.
                     self.write(port.Write(makes_room=True))
                 else:
@@ -408,7 +408,7 @@ class Partition:
             except StoreError as error:
                 if str(error) != said:
                     said = str(error)
-                    _log.warning("the partition cannot be written yet: %s", error)
+                    _log.warning("the partition still cannot be written: %s", error)
             else:
                 self._committer.resume()
                 self.on_back()

@@ -94,7 +94,7 @@ class Compactor:
                 await self._thread.read(LevelDb.compact, start, stop)
                 await asyncio.sleep(PAUSE)
         except StoreError as error:
-            _log.warning("the space of removed messages is not given back yet: %s", error)
+            _log.warning("the disk space of removed messages cannot be freed yet: %s", error)
             # The spool is being reopened, perhaps because the disk is full.
             self.note_removed(first)
             self.note_removed(last)
@@ -142,8 +142,8 @@ _log = logging.getLogger("zonerelay.store")
 
 
 _PAUSED = (
-    "and deliveries pause until the next start, so that none is repeated, because writing it fails again and"
-    " again; now and then it is reopened to store the outcomes that wait"
+    "and deliveries pause until the next start, so that none is repeated, because writes fail repeatedly; the"
+    " spool is reopened from time to time to store pending outcomes"
 )
 
 
@@ -212,7 +212,7 @@ class SpoolKeeper(QueueKeeper):
         await self._count(self._view)
         # Chunks whose message was damaged look like an interrupted upload.
         if last is not None and not (self._db.damage or self._db.losses.open):
-            self._start(functools.partial(self._sweep, last), "sweep the spool, the next start will")
+            self._start(functools.partial(self._sweep, last), "remove aborted uploads until the next start")
 
     async def read(self, ask: Callable[[QueueReads], Coroutine[None, None, T]]) -> T:
         """Call `ask` with the spool's reads in the reader thread."""
@@ -235,7 +235,7 @@ class SpoolKeeper(QueueKeeper):
                 counts.add(found)
             counts.is_whole = True
         except StoreError as error:
-            _log.warning("could not count the queue, there are no figures of it: %s", error)
+            _log.warning("the queue cannot be counted, so its size is not shown: %s", error)
         finally:
             view.close()
 
@@ -315,11 +315,11 @@ class SpoolKeeper(QueueKeeper):
         self.health.set("damage", Unhealthy.DAMAGED, self._damage_advice())
 
     def _damage_advice(self) -> str:
-        goes_on = "what can be read is delivered, and the rest stays where it is"
+        goes_on = "readable mail is delivered, and the rest stays in the spool"
         return (
-            f"the spool {self._db.path} is damaged ({'; '.join(self._damage)}): new mail is refused,"
-            f" {_PAUSED if self._refused > MOST_REFUSED else goes_on}. Look at the disk and at the kernel's"
-            f" messages. When the queue has drained, stop the relay. {RESCUE}"
+            f"the spool {self._db.path} is damaged ({'; '.join(self._damage)}): new mail is rejected,"
+            f" {_PAUSED if self._refused > MOST_REFUSED else goes_on}. Check the disk and the kernel log."
+            f" When the queue has drained, stop the relay. {RESCUE}"
         )
 
     def note_losses(self) -> None:
@@ -361,13 +361,13 @@ class SpoolKeeper(QueueKeeper):
                 free = await self._read_space()
                 break
             except StoreError as error:
-                _log.warning("the spool cannot be reopened yet: %s", error)
+                _log.warning("the spool still cannot be reopened: %s", error)
                 pause = min(2 * pause, max(self._pause, LONGEST_PAUSE))
         self.on_failure()  # what was read since the failure may have changed
         self.note_losses()
         if not self._db.losses.open:
             self._tasks.start(self._sweep_cut_off())
-        self._start(self._tell_news, "look for mail that was refused and is in the spool")
+        self._start(self._tell_news, "look for stored mail that was rejected")
         self._tasks.start(self._count(view))
         self.health.refuse(None)
         self.committer.resume()

@@ -174,7 +174,7 @@ def _collect(spool: Path, old: Path, tell: check.Tell) -> tuple[list[str], list[
             (old / f"{highest:06d}.log").write_bytes(file_format.write_log(found))
             end = blocks[-1].end if blocks else 0
             read = f"records were read from the first {end:,} of {len(raw):,} bytes"
-            lost.append(f"{path.name} has no index that can be read: {read}{named_in(raw[end:])}")
+            lost.append(f"{path.name} has no readable index; {read}{named_in(raw[end:])}")
     logs = [(path, _read(path, lost)[0]) for path in needed.logs]
     for log in files.found_logs(logs, mark, needed.last_sequence, verify=True):
         tell(0, 0)
@@ -203,7 +203,7 @@ def _read(path: Path, lost: list[str]) -> tuple[bytes, bool]:
     try:
         return path.read_bytes(), True
     except OSError as error:
-        lost.append(f"{path.name} cannot be read whole: {error.strerror}")
+        lost.append(f"{path.name} cannot be read completely: {error.strerror}")
     out, size = bytearray(), path.stat().st_size
     for at in range(0, size, _PAGE):
         wanted = min(_PAGE, size - at)
@@ -243,7 +243,7 @@ def _needed(spool: Path, mark: files.SyncMark | None, lost: list[str], noted: li
     try:
         manifest = _manifest(spool, noted)
     except (OSError, ValueError) as error:
-        noted.append(f"which tables belong to the database is not known, all are taken: {error}")
+        noted.append(f"the manifest is unusable, so all tables are used: {error}")
         manifest = file_format.Manifest(last_sequence=_FAR)
     belong = {table.number for table in manifest.tables.values()}
     missing = belong.difference(map(numbered.__getitem__, tables))
@@ -271,7 +271,7 @@ def _manifest(spool: Path, noted: list[str]) -> file_format.Manifest:
         if not found:
             raise
         path = found[-1]
-        noted.append(f"CURRENT cannot be used ({error}), {path.name} is")
+        noted.append(f"CURRENT is unusable ({error}), so {path.name} is used")
     return file_format.read_manifest(path.read_bytes())
 
 

@@ -171,7 +171,7 @@ class LevelDb(engine.Database):
             try:
                 mending.undo()
             except OSError as error:
-                _log.error("the spool %s could not be left as it was: %s", self.path, error)
+                _log.error("the previous state of the spool %s could not be restored: %s", self.path, error)
             raise
         mending.settle(lambda identity: engine.is_there(db, records.metadata_key(MessageId(identity))))
         return db
@@ -220,8 +220,8 @@ class LevelDb(engine.Database):
             self.losses.tell(
                 Loss(
                     id=identity_of(b"format %b" % (found or b"")),
-                    what=f"the record of the spool's format version was {said} and was written again; no mail"
-                    " is in it, but what took it may have taken more",
+                    what=f"the record of the spool's format version was {said} and was restored; it"
+                    " contains no mail, but the same fault may have damaged more",
                 )
             )
             found = None
@@ -264,7 +264,7 @@ class LevelDb(engine.Database):
                 files.write_mark(self.path, mark)
                 self._mark = mark
         except OSError as error:
-            _log.warning("the mark of the spool cannot be written, the one before stays good: %s", error)
+            _log.warning("the mark of the spool cannot be written; the previous mark stays valid: %s", error)
 
     def free_space(self) -> int:
         """Return the bytes that this process may still write to the spool's file system."""
@@ -498,8 +498,8 @@ class SpoolReads(QueueReads):
         db.losses.tell(
             Loss(
                 id=identity_of(b"last-id %b" % raw),
-                what=f"the record of the last message id was unreadable ({noted[:20]!r}), {instead} was"
-                " written in its place; no mail is in it, but what took it may have taken more",
+                what=f"the record of the last message id was unreadable ({noted[:20]!r}) and was replaced by"
+                f" {instead}; it contains no mail, but the same fault may have damaged more",
             )
         )
         db.write([[(records.META_LAST_ID, instead.encode("ascii"))]])

@@ -675,7 +675,7 @@ class ObjectKeys:
 
     async def _check_fence(self) -> None:
         if not self._epoch:
-            raise StoreError(f"node {self._node} has not been entered again yet")
+            raise StoreError(f"node {self._node} has not been reopened yet")
         if await self._is_fenced():
             self._epoch = 0
             raise port.FencedError(f"another writer owns node {self._node}")
@@ -714,9 +714,7 @@ class ObjectKeys:
         try:
             await self.compact()
         except StoreError as error:
-            _log.warning(
-                "the log of node %d cannot be replaced by a snapshot this time: %s", self._node, error
-            )
+            _log.warning("the log of node %d could not be replaced by a snapshot: %s", self._node, error)
 
     async def compact(self) -> None:
         """Replace the log by a snapshot now. Raises StoreError."""
@@ -778,7 +776,7 @@ class ObjectKeys:
                 await self._sweep()
                 await self._engine.forget_reserved()
         except StoreError as error:
-            _log.warning("objects that nothing names are not removed this time: %s", error)
+            _log.warning("unreferenced objects could not be removed: %s", error)
 
     async def _remove(self, names: Sequence[str]) -> None:
         with contextlib.suppress(StoreError):  # a later sweep removes the rest

@@ -127,7 +127,7 @@ class S3Engine(ObjectEngine):
                 for row in heard:
                     await self._ask_queue("delete_message", ReceiptHandle=row["ReceiptHandle"])
             except StoreError as error:
-                _log.warning("alerts of other relays cannot be heard: %s", error)
+                _log.warning("alerts of other relays cannot be received: %s", error)
                 await asyncio.sleep(left)
             else:
                 if heard:
@@ -141,7 +141,7 @@ class S3Engine(ObjectEngine):
             try:
                 await self._ask_queue("send_message", MessageBody=ALERT)
             except StoreError as error:
-                _log.warning("other relays could not be alerted, they find the mail a while later: %s", error)
+                _log.warning("other relays could not be alerted and will find the mail later: %s", error)
         await super().close()
         lock.close()
 
@@ -395,8 +395,8 @@ class Bucket:
             )
         if (await self._reported("get_bucket_versioning")).get("Status") == "Enabled":
             _log.warning(
-                "the bucket keeps versions: of each object that is removed a version and a marker stay, and"
-                " are paid for. Give it a lifecycle rule that expires noncurrent versions and expired delete"
+                "the bucket has versioning enabled: removed objects stay as old versions with delete markers,"
+                " and cost money. Add a lifecycle rule that expires noncurrent versions and expired delete"
                 " markers after a day (docs/store/s3.md, How to configure the bucket)"
             )
 

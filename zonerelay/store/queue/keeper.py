@@ -165,7 +165,7 @@ class SpaceWatch:
             try:
                 await self._look()
             except StoreError as error:
-                _log.warning("cannot look after the free space of the spool: %s", error)
+                _log.warning("the free space of the spool cannot be checked: %s", error)
             timer = loop.call_later(INTERVAL, self._wanted.set)
             await self._wanted.wait()
             timer.cancel()
@@ -364,7 +364,7 @@ class QueueKeeper(abc.ABC):
         """
         for prefix in prefixes:
             while keys := await self.read(functools.partial(QueueReads.keys_under, prefix=prefix)):
-                _log.info("removing an aborted upload of %d chunks or more", len(keys))
+                _log.info("removing an aborted upload of at least %d chunks", len(keys))
                 await self.submit([(key, None) for key in keys])
 
     async def _tell_news(self) -> None:
@@ -403,9 +403,9 @@ class QueueKeeper(abc.ABC):
         count = len(self._unreadable)
         self.health.note(
             "unreadable",
-            f"{self.name} holds {count if count <= MOST_KINDS else 'many'} records that are without sense or"
-            f" incomplete, the first {text}: they stay where they are, and their mail is not sent. When the"
-            " relay is stopped, zonerelay spool repair saves what can be saved",
+            f"{self.name} contains {count if count <= MOST_KINDS else 'many'} records that are invalid or"
+            f" incomplete, the first {text}. They are kept, and their mail is not sent. Stop the relay and"
+            " run zonerelay spool repair to restore what can be restored",
         )
 
     # --- closing

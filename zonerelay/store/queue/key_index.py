@@ -77,7 +77,7 @@ class KeyIndex:
         try:
             found = await self._thread.run(function, *args)
         except (sqlite3.Error, OSError) as error:
-            self.problem = f"the store of idempotency keys {self._file}: {in_words(error)}"
+            self.problem = f"the store of idempotency keys {self._file} is unusable: {in_words(error)}"
             if is_damage(error):
                 await self._thread.run(self._begin_anew)
                 raise contract.InProgressError(self.problem) from error
@@ -108,8 +108,8 @@ class KeyIndex:
                 if str(error) != last_error:
                     last_error = str(error)
                     _log.warning(
-                        "the idempotency keys of this worker cannot be made known to the others, so that"
-                        " messages with keys are refused temporarily: %s",
+                        "the idempotency keys of this worker cannot be sent to the other workers, so messages"
+                        " with keys are rejected temporarily: %s",
                         error,
                     )
             await asyncio.sleep(LOOK)

@@ -125,7 +125,7 @@ class PartitionKeeper(QueueKeeper):
         self.health.set("write", None)
         self._start(self._clear_cut_off, "remove an upload that failed")
         self._start(self._count, "count the queue")
-        self._start(self._tell_news, "look for mail that was refused and is stored")
+        self._start(self._tell_news, "look for stored mail that was rejected")
 
     async def _release(self) -> None:
         await self._end_tasks()

@@ -266,7 +266,7 @@ class QueueReads:
                 found.messages[message_id] = (await self.message(message_id))[1]
             except (MessageNotFoundError, StoreCorruptError) as error:
                 if message_id in existing:
-                    _log.error("deliveries without a readable message: %s", error)
+                    _log.error("deliveries have no readable message: %s", error)
         return found
 
     async def chunks(self, message_id: MessageId, first: int, last: int) -> list[bytes]:
@@ -397,7 +397,7 @@ class QueueReads:
                 self._step_over(error)
 
     def _step_over(self, error: StoreCorruptError) -> None:
-        _log.error("stepped over: %s", error)
+        _log.error("skipped: %s", error)
         self._on_unreadable(str(error))
 
 

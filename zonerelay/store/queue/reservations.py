@@ -165,7 +165,7 @@ class Reservations:
         try:
             await register.settle(identity, message_id, is_kept)
         except StoreError as error:
-            _log.warning("%s; messages with this key wait until this worker is asked or restarts", error)
+            _log.warning("%s; messages with this key wait until this worker is queried or restarts", error)
 
     async def kept_keys(self, cursor: str = "") -> tuple[contract.KeptKeys, str]:
         """Implement `QueueView.kept_keys`."""

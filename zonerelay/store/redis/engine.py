@@ -569,8 +569,8 @@ async def tell_foreign_queue(server: RedisEndpoint) -> None:
         try:
             if await _is_there(wire, prefix.encode()):
                 _log.warning(
-                    "[redis] prefix %s: there is mail of python-slimta, which the relay does not send;"
-                    " zonerelay spool import --from slimta-redis '%s?prefix=%s' takes it over",
+                    "[redis] prefix %s contains mail of python-slimta, which the relay does not send; import"
+                    " it with zonerelay spool import --from slimta-redis '%s?prefix=%s'",
                     *(prefix, url, prefix),
                 )
         finally:

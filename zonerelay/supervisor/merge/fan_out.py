@@ -317,7 +317,7 @@ class FanOut:
         else:
             found = [frame for frames in parts.values() for frame in frames]
             if operation.shape is ResponseKind.ONE and not found:
-                raise UnavailableError(f"no worker could answer: {'; '.join(asked.missing)}")
+                raise UnavailableError(f"no worker responded: {'; '.join(asked.missing)}")
             rows = combined(found, rule, request, shared=self._relay.shared)
         limit = getattr(request, rule.limit, len(rows))
         for row in rows[:limit]:
@@ -346,7 +346,7 @@ class FanOut:
             if worker not in asked.missed:
                 return
             if is_begun:
-                raise UnavailableError(f"the answer is not whole: {'; '.join(asked.missing)}")
+                raise UnavailableError(f"the response is incomplete: {'; '.join(asked.missing)}")
         refused.sort(key=lambda error: isinstance(error, NotFoundError))
         if not refused or (asked.missing and isinstance(refused[0], NotFoundError)):
             raise UnavailableError(

@@ -59,7 +59,7 @@ READ = {
     "zonerelay_certificate_expiry_timestamp_seconds": _read(
         "Unix time at which a listener's certificate expires.", "name", of=min
     ),
-    "zonerelay_orders_without_end": _read("Active suspensions and hold rules without an end.", of=max),
+    "zonerelay_orders_without_end": _read("Active suspensions and hold rules without an end time.", of=max),
     "zonerelay_orders": _read("Active suspensions and hold rules, by effect.", "effect", of=max),
     "zonerelay_source_penalties": _read(
         "Destinations at which a source is not used because of its reputation.", "source"

@@ -45,8 +45,8 @@ checks it.
 """
 
 RESCUE = (
-    "`zonerelay spool repair` lists what it would save, and saves it with --yes; it keeps a copy of the "
-    "spool. Alternatively restore a backup. To accept new mail in the meantime, set another [spool] path"
+    "`zonerelay spool repair` lists what can be restored, and restores it with --yes; it keeps a copy of "
+    "the spool. Alternatively restore a backup. To accept new mail in the meantime, set another [spool] path"
 )
 _PUT_BACK = ". Look for the file in lost+found first"
 

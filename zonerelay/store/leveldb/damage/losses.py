@@ -78,13 +78,13 @@ class Losses:
         try:
             durable.make_directory(self.directory)
             if not self._make_room():
-                _log.error("%s is not kept aside: %d others are already", log, MAX_KEPT)
+                _log.error("no copy of %s is kept, because %d copies already exist", log, MAX_KEPT)
                 return identity, ""
             (self.directory / name).unlink(missing_ok=True)
             os.link(log, self.directory / name)
             durable.sync_directory(self.directory)
         except OSError as error:
-            _log.error("%s cannot be kept aside: %s", log, error)
+            _log.error("%s cannot be copied: %s", log, error)
             return identity, ""
         return identity, name
 
@@ -92,7 +92,7 @@ class Losses:
         """Record a loss, and log it with every missing message."""
         _log.error("the spool lost data: %s", loss.text(self.directory))
         for each in loss.missing or ():
-            _log.error("message %s is named in damaged bytes of the spool and is not there", each)
+            _log.error("message %s is mentioned in damaged bytes and is missing from the spool", each)
         self.note(loss)
 
     def note(self, loss: Loss) -> None:
@@ -101,7 +101,7 @@ class Losses:
         try:
             self._write(loss)
         except OSError as error:
-            _log.error("the note of what was lost cannot be written, it ends with this process: %s", error)
+            _log.error("the loss report cannot be stored and will be forgotten at the next stop: %s", error)
 
     def forget(self, loss: Loss) -> None:
         """Remove the record and the copy, because the opening that found the loss was undone."""
@@ -135,7 +135,7 @@ class Losses:
             try:
                 yield msgspec.json.decode(path.read_bytes(), type=Loss)
             except (OSError, UnicodeDecodeError, msgspec.MsgspecError) as error:
-                yield Loss(id=path.stem, what=f"the note {path} cannot be read: {error}")
+                yield Loss(id=path.stem, what=f"the loss report {path} cannot be read: {error}")
 
     def _make_room(self) -> bool:
         kept = list(self.directory.glob("*-*.log"))
