@@ -72,7 +72,7 @@ def test_a_terminal_gets_text_with_clear_addresses(tmp_path: Path, workers: int)
             assert wait_until(lambda: greets(relay.smtp_port), timeout=20)
             relay.send("bob@example.com")
             text = ""
-            while " accepted " not in text or not text.endswith("\n"):
+            while "info    accepted " not in text or not text.endswith("\n"):
                 text += os.read(terminal, 65536).decode()
         finally:
             process.terminate()
@@ -85,7 +85,7 @@ def test_commands_find_a_relay_whose_file_is_gone(tmp_path: Path) -> None:
     with RelayProcess(tmp_path / "app", next_hop=f"{LOOPBACK}:{free_port()}") as relay:
         relay.config.unlink()
         done = run(relay, "status", "--json")
-        assert (done.returncode, "no longer exists; using its running relay at" in done.stderr) == (
+        assert (done.returncode, "was changed or removed; using its running relay at" in done.stderr) == (
             0,
             True,
         ), done
