@@ -350,7 +350,7 @@ class Tail(Request, frozen=True, kw_only=True, tag="tail"):
     domain: Annotated[Line, option("Events of a recipient domain or destination", "--domain DOMAIN")] = ""
     zone: Annotated[Line, option("In a zone", "--zone NAME")] = ""
     user: Annotated[Line, option("Messages of an authenticated user", "--user NAME")] = ""
-    client: Annotated[Line, option("Messages and refusals of a client", "--client ADDRESS")] = ""
+    client: Annotated[Line, option("Client's messages and rejected commands", "--client ADDRESS")] = ""
     event: Annotated[Line, option("Events with these names: deferred,bounced", "--event NAMES")] = ""
     message_id: Annotated[OptionalId, option("Events of one message", "--id ID", Unit.MESSAGE_ID)] = ""
 

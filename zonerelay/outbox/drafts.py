@@ -211,13 +211,13 @@ class HeaderFields:
             raise BadRowError("headers contains a field twice")
         self._seen.add(key)
         if len(self._seen) > MAX_HEADERS:
-            raise BadRowError(f"headers has more than {MAX_HEADERS} fields")
+            raise BadRowError(f"the column headers contains more than {MAX_HEADERS} fields")
         where = f"headers: {name}"
         if key == "idempotency-key":
             return None
         if key == "message-id":
             if not _MESSAGE_ID.fullmatch(value):
-                raise BadRowError("headers has an invalid Message-ID: use <left@right>")
+                raise BadRowError("the column headers contains an invalid Message-ID; use <left@right>")
             return "Message-ID", value
         if key == "reply-to":
             return name, addresses(value, where)

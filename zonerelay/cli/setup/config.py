@@ -209,7 +209,7 @@ def _users(settings: Settings, report: Report) -> None:
         return
     for user in users.values():
         for problem in _unmatchable(user.senders):
-            report.refuse(path, f"{settings.auth.credentials}: a sender of the user {user.name}: {problem}")
+            report.refuse(path, f"{settings.auth.credentials}: user {user.name}, senders: {problem}")
 
 
 def _patterns(patterns: Iterable[str], path: KeyPath, report: Report) -> None:

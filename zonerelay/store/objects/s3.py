@@ -231,7 +231,7 @@ class Bucket:
                     self._queue = await opened.enter_async_context(made)
                 stack = opened.pop_all()
         except (BotoCoreError, ValueError) as error:
-            raise RequestRejectedError(f"the object store's client: {error}") from error
+            raise RequestRejectedError(f"the S3 client library reported an error: {error}") from error
         if self._client is not None:
             self._old_clients.start(self._close_later(self._stack))
         self._client, self._stack = client, stack

@@ -165,7 +165,8 @@ class Reservations:
         try:
             await register.settle(identity, message_id, is_kept)
         except StoreError as error:
-            _log.warning("%s; messages with this key wait until this worker is queried or restarts", error)
+            advice = "messages with this idempotency key are deferred until another worker asks this one"
+            _log.warning("%s; %s, or this one restarts", error, advice)
 
     async def kept_keys(self, cursor: str = "") -> tuple[contract.KeptKeys, str]:
         """Implement `QueueView.kept_keys`."""
