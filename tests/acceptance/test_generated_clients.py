@@ -45,7 +45,7 @@ with AuthenticatedClient(base_url=url, token=token) as client:
     wrong = post_messages.sync(client=client, body=Submission(from_="a@example.org", text="hi"))
     assert isinstance(wrong, ProblemBody) and wrong.errors[0].pointer == "/to", wrong
     listed = get_messages.sync(client=client)
-    assert listed.next_ == "", listed
+    assert listed.next_ is None, listed
     each = MessageBatchMessagesItem.from_dict({"from": "a@example.org", "to": "c@example.net", "text": "hi"})
     batch = post_messages_batch.sync(client=client, body=MessageBatch(messages=[each]))
     assert batch.messages[0].status == 202, batch

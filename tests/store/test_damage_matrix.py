@@ -74,7 +74,7 @@ def check(outcome: Outcome) -> None:
     assert not outcome.changed, outcome
     assert not outcome.added or outcome.fault == "read-only", outcome
     if outcome.refused:
-        assert "nothing was changed" in outcome.refused or "cannot be written" in outcome.refused, outcome
+        assert "nothing was changed" in outcome.refused or "cannot be opened" in outcome.refused, outcome
     lost, may_lose = set(outcome.lost), set(outcome.may_lose)
     assert lost <= may_lose, (lost - may_lose, outcome)
     assert set(outcome.repeated) <= may_lose, outcome
