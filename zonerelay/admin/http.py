@@ -45,7 +45,7 @@ class AdminError(Exception):
 
 
 class _Server(Protocol):
-    """Interface: an HTTP server that accepts clients at a listening socket."""
+    """The interface of an HTTP server that accepts clients at a listening socket."""
 
     async def start(self, listener: socket.socket, backlog: int) -> None: ...
     async def close(self) -> None: ...
@@ -124,7 +124,7 @@ class AdminServer(_LazyServer):
 
     @property
     def port(self) -> int | None:
-        """The port of the listening socket, even if the configured port is 0, or None if there is none."""
+        """The port of the listening socket, also if port 0 is configured, or None if nothing listens."""
         if self._listener is None:
             return None
         name: tuple[str, int] = self._listener.getsockname()
@@ -203,7 +203,7 @@ class ControlSocket(_LazyServer):
         self._listen(listener)
 
     async def close(self) -> None:
-        """Stop listening, close the connections, and remove the socket file if it is still ours."""
+        """Stop listening, close the connections, and remove the socket file unless it was replaced."""
         if self._listener is not None and identity(self._path) == self._identity:
             self._path.unlink(missing_ok=True)
         await super().close()

@@ -60,10 +60,10 @@ Connection = web.RequestHandler
 
 
 class Monitored(Protocol):
-    """Interface: the state of the relay that the monitoring endpoints publish."""
+    """The interface to the state of the relay that the monitoring endpoints publish."""
 
     async def refresh(self) -> None:
-        """Update the gauges that are only computed before a scrape."""
+        """Update the gauges that are computed only when the metrics are scraped."""
 
     def exposition(self) -> bytes:
         """Return the metrics in the Prometheus text format."""
@@ -126,8 +126,8 @@ class HttpServer:
     # --- connections --------------------------------------------------------------------------------
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accept a connection, because aiohttp limits neither the number nor the age of its connections. At
-        the limit, close the oldest unauthenticated connection, or else the oldest TLS handshake.
+        """Accept a connection, within limits on the number and age of connections, which aiohttp does not
+        have. At the limit, close the oldest unauthenticated connection, or else the oldest TLS handshake.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -171,16 +171,16 @@ class HttpServer:
             _abort(handler)
 
     def _alive(self) -> list[Connection]:
-        """Return the open connections, oldest first, and remove closed ones from the operators'
-        connections.
-        """
+        """Return the open connections, oldest first, and remove the closed ones from `_operators`."""
         assert self._runner.server is not None
         alive = self._runner.server.connections
         self._operators = {each: self._operators[each] for each in alive if each in self._operators}
         return alive
 
     def _becomes_operators(self, handler: Connection, visit: RequestIdentity) -> bool:
-        """Reserve one of the operators' connections for this connection. Return False if none is free."""
+        """Count this connection as one of the operators' connections, whose number is limited. Return False
+        if none is free.
+        """
         is_known = handler in self._operators
         if not is_known:
             self._alive()
@@ -273,7 +273,7 @@ def _routes(operators: Operators) -> Sequence[web.RouteDef]:
 
 
 def _lazy(load: Callable[[], Handler]) -> Handler:
-    """Return a request handler that is imported at its first request, because monitoring needs none."""
+    """Return a request handler that is loaded at its first request, because monitoring does not need it."""
     loaded: list[Handler] = []
 
     async def serve(request: web.Request) -> web.StreamResponse:
@@ -299,9 +299,9 @@ def _mailpit(operators: Operators) -> Handler:
 
 
 def is_our_name(host: str, hosts: Collection[str]) -> bool:
-    """Return whether the Host field may name this relay, as a protection against DNS rebinding. A rebound
-    name is never an IP address or a single label such as `localhost`, because an attacker cannot register
-    these.
+    """Return whether this relay accepts the name in the Host field, as a protection against DNS rebinding. A
+    rebound name is never an IP address or a single label such as `localhost`, because an attacker cannot
+    register these.
     """
     if not host:
         return True  # HTTP/1.0; browsers always send one

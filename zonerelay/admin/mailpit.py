@@ -68,7 +68,9 @@ class ReleaseError(Exception):
 
 
 class CapturedMail:
-    """The captured mail, as the page and Mailpit's API access it. The store is opened at the first query."""
+    """Provides the captured mail to the operators' page and to the API that is compatible with Mailpit's. The
+    store is opened at the first query.
+    """
 
     def __init__(self, operators: Operators) -> None:
         self._operators = operators
@@ -535,8 +537,8 @@ def number_of(text: str, default: int = 0) -> int:
 
 
 def html_response(html: str) -> web.Response:
-    """Return a response with the HTML of a message, for a frame. The frame runs no scripts and loads nothing
-    from the network.
+    """Return a response with the HTML of a message, for display in a frame. The frame runs no scripts and
+    loads nothing from the network.
     """
     body = html.encode("utf-8", "replace")
     return web.Response(body=body, content_type="text/html", charset="utf-8", headers=SHOWN_FIELDS)
@@ -558,7 +560,7 @@ def file_response(parts: MimeParts, number: str) -> web.Response:
 
 
 async def _which(call: _MailpitCall) -> _Selector:
-    """Parse the selection of messages from JSON, or from a form, as Mailpit's Python client sends it."""
+    """Parse the selection of messages in a request body, which is JSON or a form of Mailpit's client."""
     body = await call.body()
     if media_type(call.request) == "application/x-www-form-urlencoded":
         fields = await OPERATORS.run(parse_qs, body.decode())

@@ -122,7 +122,7 @@ def require(token: Token, *scopes: Scope) -> None:
 
 
 def require_private(visit: RequestIdentity) -> None:
-    """Raise ApiError if the client would send a token over a network in clear text."""
+    """Raise ApiError if the client's token may have crossed a network without encryption."""
     if not visit.private:
         text = "remote clients must send tokens over TLS, or through a trusted proxy"
         raise ApiError(403, "clear_text", text)
@@ -164,8 +164,8 @@ class Operators:
 
     @contextlib.asynccontextmanager
     async def one_more(self, token: Token, is_valid: Callable[[], bool]) -> AsyncIterator[None]:
-        """Count an event stream while the block runs, and end the block soon after its token becomes invalid.
-        Raise BusyError if too many streams are open.
+        """Count an event stream while the block runs, and cancel the block soon after its token becomes
+        invalid. Raise BusyError if too many streams are open.
         """
         if self.streams.total() >= MAX_STREAMS:
             raise BusyError(f"the limit of {MAX_STREAMS} open event streams is reached")
@@ -188,7 +188,7 @@ class Operators:
 
     @property
     def captures(self) -> bool:
-        """Whether this relay captures mail instead of sending it, as the sandbox or in any zone."""
+        """Whether this relay is a sandbox or captures the mail of any zone instead of sending it."""
         return self.sandbox is not None or any(zone.next_hop == CAPTURE for zone in self.settings().zone)
 
     def history(self) -> HistorySearch:
@@ -197,7 +197,9 @@ class Operators:
         return HistorySearch(self.settings(), self.clock.now())
 
     async def addresses(self, questions: Iterable[Request]) -> list[str]:
-        """Send the requests of `control.history.questions`, and return the addresses in the responses."""
+        """Send the relay requests from `control.history.questions`, and return the addresses in its
+        responses.
+        """
         found: list[str] = []
         for request in questions:
             with contextlib.suppress(ControlError):

@@ -81,9 +81,7 @@ class PeerServer:
 
 
 def caller(connection: socket.socket) -> tuple[int, int, str]:
-    """Return the peer credentials from the kernel: user and group of the process, and the name for the log,
-    such as `root (alice)` after sudo.
-    """
+    """Return the user and group of a socket's client, and its name for the log, such as `root (alice)`."""
     pid, uid, gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     login = uid
     with contextlib.suppress(OSError, ValueError):

@@ -61,7 +61,7 @@ class ProblemBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class ApiError(Exception):
-    """A request failed: the error response, as an exception. `fields` are those of its header."""
+    """An exception that holds the error response to a request. `fields` are those of its header."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ _MEMBERS = json.JSONDecoder(object_pairs_hook=list, parse_int=len, parse_float=l
 
 
 def _twice_in(value: list[Any], *above: str) -> str:
-    """Return the JSON pointer to a member name that its object has twice, or "" if there is none. Objects are
+    """Return the JSON pointer to a member that occurs twice in an object, or "" if there is none. Objects are
     lists of pairs here.
     """
     if not value:
@@ -163,7 +163,7 @@ def malformed(error: Exception) -> ApiError:
 def invalid(
     error: msgspec.ValidationError, what: str, data: Any, of: Any, *, strict: bool = True
 ) -> ApiError:
-    """Return the error response for a body or for parameters (`what`) that do not match their schema. It
+    """Return the error response for a request body or parameters (`what`) that do not match their schema. It
     names the member of `data`, and the JSON names of types.
     """
     text, _, path = str(error).partition(" - at `$")

@@ -54,7 +54,7 @@ VISIT: "ContextVar[RequestIdentity]" = ContextVar("visit")
 
 
 class RequestIdentity(msgspec.Struct):
-    """The client and the identity of one HTTP request.
+    """The client of one HTTP request, the security of its connection, and its authenticated name.
 
     `client` is the client's address, behind a proxy the one that the proxy names. `secure` means that TLS is
     used, here or at the proxy. `private` means that tokens and sessions do not cross a network unencrypted,
@@ -99,8 +99,8 @@ async def read_body(request: web.BaseRequest, most: int, seconds: float) -> byte
 
 
 def visit_of(request: web.BaseRequest, proxies: Networks, *, secure: bool) -> RequestIdentity:
-    """Return the identity of a request: its client according to the connection and to trusted proxies. With
-    `secure`, the connection uses TLS.
+    """Return the client of a request, as the connection and trusted proxies report it. With `secure`, the
+    connection uses TLS.
     """
     peername = request.transport.get_extra_info("peername") if request.transport is not None else None
     peer = client = _unmapped(str(peername[0])) if peername else ""
@@ -120,7 +120,7 @@ def visit_of(request: web.BaseRequest, proxies: Networks, *, secure: bool) -> Re
 
 
 def _listed(request: web.BaseRequest, name: str) -> list[str]:
-    """Return the entries of all header fields with this name, because each proxy may add a field."""
+    """Return the entries of all header fields with this name; each proxy may have added a field."""
     entries = (each.strip() for each in ",".join(request.headers.getall(name, ())).split(","))
     return [each for each in entries if each]
 
@@ -148,7 +148,7 @@ async def stream(
     fields: Mapping[str, str],
 ) -> web.StreamResponse:
     """Stream response frames until they end, the client disconnects or reads nothing for `STALL` seconds, or
-    the block `admitted` ends. A ControlError is raised, or sent as the last frame if the stream has begun.
+    `admitted` ends its block. A ControlError is raised, or sent as the last frame if the stream has begun.
     """
     response = web.StreamResponse(headers={"X-Accel-Buffering": "no", **fields})
     frames: list[Frame] = []

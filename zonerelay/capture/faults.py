@@ -22,7 +22,7 @@ class ChaosTrigger(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
 
 
 class ChaosTriggers(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
-    """The triggers of Mailpit's chaos; omitted triggers are off."""
+    """The triggers of Mailpit's chaos, which make the sandbox reject commands; omitted ones are off."""
 
     sender: ChaosTrigger = ChaosTrigger()
     recipient: ChaosTrigger = ChaosTrigger()
@@ -30,7 +30,7 @@ class ChaosTriggers(msgspec.Struct, frozen=True, kw_only=True, rename="pascal"):
 
 
 class FaultError(Exception):
-    """The sandbox cannot produce this failure; the text gives the reason."""
+    """The sandbox cannot simulate the requested failure; the text of the exception gives the reason."""
 
 
 class InjectedFaults:
@@ -46,7 +46,9 @@ class InjectedFaults:
         """Names of behaviours by address in lower case; the sink looks at this very mapping."""
 
     def set_behaviours(self, wanted: Mapping[str, str]) -> None:
-        """Replace all scripted replies by these. Raise FaultError if one does not exist."""
+        """Replace all scripted replies by the `wanted` ones, whose keys are addresses. Raise FaultError if
+        one does not exist.
+        """
         if len(wanted) > MAX_BEHAVIOURS:
             raise FaultError(f"at most {MAX_BEHAVIOURS} addresses can have a simulated reply")
         for address, name in wanted.items():

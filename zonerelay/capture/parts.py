@@ -100,7 +100,7 @@ class MimeParts:
         return self.text if self.text.strip() else visible(self.html)
 
     def words(self) -> str:
-        """Return the text that searches look in, in lower case."""
+        """Return the searchable text of the message in lower case: header values, file names and bodies."""
         named = [value for key, value in self.headers if key.lower() in _SEARCHED]
         named += [each.file_name for each in (*self.attachments, *self.inline)]
         return " ".join(" ".join([*named, self.text, visible(self.html)]).split()).lower()[:MAX_WORDS]
@@ -167,7 +167,7 @@ def _fields(octets: bytes, start: int = 0, end: int = sys.maxsize) -> tuple[list
 
 
 def _leaves(octets: bytes, start: int, end: int, above: tuple[int, ...]) -> Iterator[tuple[str, Message]]:
-    """Yield the leaf parts of the entity between two positions, with their numbers."""
+    """Yield the leaf parts of the MIME entity between two positions, with part numbers such as `1.2`."""
     part, (fields, body) = Message(), _fields(octets, start, end)
     for name, value in fields:
         if name.lower() in _OF_PARTS and len(value) <= _MAX_FIELD:
@@ -185,8 +185,8 @@ def _leaves(octets: bytes, start: int, end: int, above: tuple[int, ...]) -> Iter
 
 
 def _delimiters(octets: bytes, start: int, end: int, boundary: str) -> Iterator[tuple[int, int]]:
-    """Yield where each delimiter begins, with the line end before it, and where the line behind it begins.
-    The last one is the end (RFC 2046, section 5.1.1).
+    """Yield the start of each boundary delimiter, with the line end before it, and of the line after it. The
+    last one is the end (RFC 2046, section 5.1.1).
     """
     if not boundary:
         return
@@ -256,7 +256,7 @@ def visible(html: str) -> str:
 
 
 def _without_references(html: str) -> str:
-    """Replace character references, unless one has a number with more digits than `int` accepts."""
+    """Replace HTML character references, unless one contains a number that is too long for `int`."""
     try:
         return unescape(html)
     except ValueError:

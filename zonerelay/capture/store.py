@@ -70,7 +70,7 @@ LONGEST = 10.0
 
 
 class CaptureError(Exception):
-    """The message was not stored; the text is for the operator."""
+    """An operation on the capture store failed; the text of the exception is for the operator."""
 
 
 class CaptureFullError(CaptureError):
@@ -334,7 +334,7 @@ class Capture:
 
 @contextlib.contextmanager
 def _in_time(database: sqlite3.Connection) -> Iterator[None]:
-    """Interrupt SQL statements that run longer than `LONGEST` in the block."""
+    """Interrupt SQL statements in the block that still run after `LONGEST` seconds."""
     until = time.monotonic() + LONGEST
 
     def is_late() -> bool:
@@ -386,8 +386,8 @@ def _encode(value: object) -> str:
 
 
 def _storable(text: str) -> str:
-    """Replace characters that SQLite cannot store: unpaired surrogates, and NUL, which ends a text for some
-    functions.
+    """Replace characters that SQLite cannot store or process: unpaired surrogates, and NUL, which ends a text
+    for some functions.
     """
     return re.sub("[\ud800-\udfff\0]", "\ufffd", text)
 
@@ -411,7 +411,7 @@ _FLAGS = {
 
 
 class SearchError(ValueError):
-    """The text is not a valid search; the message explains the syntax."""
+    """The text is not a valid search query; the message of the exception explains the syntax."""
 
 
 def condition(query: str, tz: str = "") -> tuple[str, list[object]]:

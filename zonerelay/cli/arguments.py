@@ -57,7 +57,7 @@ _TIME_HELP = "+2h, 23:30, or 2026-11-25T23:30 (local time, or with an offset)"
 
 
 def _read(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a function that parses an argument; argparse prints the text of its ValueError unchanged."""
+    """Wrap a parser of an argument so that argparse prints the message of its ValueError unchanged."""
 
     def read(text: str) -> T:
         try:
@@ -420,7 +420,7 @@ def _near(word: str, known: Iterable[str]) -> str:
 
 
 def build(words: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """Return the argparse parser of all commands, or only of those that the arguments may name."""
+    """Return the argparse parser of all commands, or only of those to which these arguments may refer."""
     commands = _meant(words)
     parser = _Parser(
         prog="zonerelay",
@@ -463,8 +463,8 @@ def _meant(words: Sequence[str]) -> list[Command]:
 
 
 def _completed(known: Iterable[Command]) -> Iterator[Command]:
-    """Yield the commands, each with the operations of the catalogue that it can request. Commands that only
-    the catalogue defines follow the others of their group.
+    """Yield the commands, each with the operations from `operations.catalogue` that it can request. Commands
+    that only the catalogue defines follow the others of their group.
     """
     from zonerelay.operations.catalogue import OPERATIONS
 

@@ -32,8 +32,7 @@ _LISTENS = "00010000"
 
 
 def config_path(option: Path | None) -> Path:
-    """Return the configuration file: `--config`, $ZONERELAY_CONFIG, the system's file, or that of the source
-    tree.
+    """Return the path of the configuration file: `--config`, $ZONERELAY_CONFIG, or a default path.
 
     The system's file takes precedence over the working directory: where a relay is installed, a command
     refers to that relay, whatever directory it is run in.
@@ -73,8 +72,8 @@ def load_for_reading(option: Path | None, *, quietly: bool = False) -> Settings:
 
 
 def load_needed(option: Path | None, table: str) -> Settings:
-    """Return the settings for a command that needs one valid table. Raise CliError if that table may have
-    errors.
+    """Return the settings for a command that requires one table of the configuration to be valid. Raise
+    CliError if that table may have errors.
     """
     from zonerelay.config.settings import TABLES
 
@@ -150,9 +149,7 @@ def find_relay(arguments: Namespace) -> tuple[ControlClient, Path | None]:
 
 
 def _socket_since(config: Path) -> Path | None:
-    """Return the control socket that the file names if a relay has started with the file since it was last
-    changed.
-    """
+    """Return the control socket that the file names, if a relay has started since the file last changed."""
     import tomllib
 
     from zonerelay.config.files import files_of
@@ -194,9 +191,7 @@ def _warn(config: Path, problems: Sequence[ConfigProblem]) -> None:
 
 
 def _usual_sandbox(option: Path | None) -> Path | None:
-    """Return the control socket of the user's sandbox, if neither a configuration is named nor the default
-    relay runs.
-    """
+    """Return the control socket of the sandbox, unless a configuration is named or the default relay runs."""
     if option is not None or os.environ.get(ENVIRONMENT) or not (sandbox := _sandbox()):
         return None
     from zonerelay.config.load import load_partial
@@ -249,7 +244,7 @@ def control_socket_of(config: Path) -> Path | None:
 
 
 def _users_of(process: Path) -> set[int]:
-    """Return the real, effective, saved and file system user of a process. The owner of its directory in
+    """Return the real, effective, saved and file system user ids of a process. The owner of its directory in
     /proc may be root although another user runs it.
     """
     lines = (process / "status").read_bytes().splitlines()

@@ -66,7 +66,7 @@ def check(settings: Settings, report: Report) -> Settings:
 
 
 def _check_declared(settings: Settings, report: Report) -> None:
-    """Report options that are required, and options that have no effect without another one."""
+    """Report required options that are missing, and options that have no effect without another one."""
     for table, of in TABLES.items():
         options = {key: each for key, each in options_of(of).items() if each.required or each.needs}
         defaults = of()

@@ -146,7 +146,7 @@ def is_ehlo_name(text: str) -> bool:
 
 
 def address_literal(address: IPAddress) -> str:
-    """Return the address as an address literal (RFC 5321 4.1.3)."""
+    """Format an IP address as an address literal, such as `[192.0.2.1]` (RFC 5321 4.1.3)."""
     return f"[{address}]" if address.version == 4 else f"[IPv6:{address}]"
 
 

@@ -1,4 +1,4 @@
-"""Finds the files of a configuration: FILE, and conf.d/*.toml next to it in alphabetical order.
+"""Finds the files of a configuration: the main file, and conf.d/*.toml next to it in alphabetical order.
 
 Together they are one document (`problems.Report.add`), which `written` writes as one file.
 """
@@ -12,8 +12,8 @@ FOLDER = "conf.d"
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return all files of the configuration: this one, and those in conf.d. Raise OSError if the folder
-    cannot be read.
+    """Return the paths of all configuration files: this main file, and those in conf.d next to it. Raise
+    OSError if the folder cannot be read.
     """
     folder = path.parent / FOLDER
     try:

@@ -94,7 +94,7 @@ _PLACES = (("spool", "path"), ("admin", "socket"), ("log", "redact_key_file"), (
 
 
 def _scanned(path: Path) -> dict[str, object]:
-    """Search the files line by line for paths, because the files are not valid TOML."""
+    """Search configuration files that are not valid TOML for paths, line by line."""
     places: dict[str, dict[str, str]] = {}
     try:
         texts = [each.read_bytes().decode("utf-8-sig", "replace") for each in files_of(path)]
@@ -152,8 +152,8 @@ def _joined(path: Path, data: Mapping[Path, bytes] | None = None) -> Report:
 
 
 def _parsed(text: str, source: str, report: Report | None = None, name: str = "") -> Report:
-    """Parse a TOML file, and add it to the report of the files before it. Raise ConfigError if it is not
-    TOML.
+    """Parse a configuration file, and add its content to the report of the files before it. Raise ConfigError
+    if it is not TOML.
     """
     try:
         document = tomllib.loads(text)
@@ -178,7 +178,7 @@ def _valid(report: Report) -> Settings:
 
 
 def _syntax_problem(message: str, text: str, source: str) -> ConfigProblem:
-    """Convert an error of tomllib, whose text contains the position, to a problem in the usual format."""
+    """Convert an error message of tomllib, which contains the position, to a ConfigProblem."""
     match = _POSITION.search(message)
     end = text.rstrip().count("\n") + 1
     line = int(match[1]) if match and match[1] else end

@@ -1,4 +1,4 @@
-"""Collects the problems in a configuration, each with its key and its line, and formats texts for them.
+"""Collects the problems in a configuration, each with its key and its line, and formats their messages.
 
 A `Report` collects problems while the file is read and checked. Nothing stops at the first problem, because
 an operator who corrects a file wants to see all of them.
@@ -67,7 +67,7 @@ def quoted(text: str) -> str:
 
 
 def unusable(text: str, what: str, expected: str) -> ValueError:
-    """Return a ValueError about the value of an option, with the value that is expected."""
+    """Return a ValueError about an invalid value of an option, with a description of what is expected."""
     return ValueError(f"{quoted(text)} is not {what}; expected {expected}")
 
 
@@ -75,8 +75,8 @@ MAX_WORDS = 20
 
 
 def in_words(words: Iterable[str], joiner: str = "and") -> str:
-    """Join a list to a text: `"a"`, `"a" and "b"`, or `"a", "b" and "c"`. A long list is shortened, with a
-    count.
+    """Format a list of words as a phrase: `"a"`, `"a" and "b"`, or `"a", "b" and "c"`. A long list is
+    shortened, with a count.
     """
     *first, last = [quoted(word) for word in words]
     if len(first) > MAX_WORDS:
@@ -167,7 +167,7 @@ class Report:
             self.refuse(path, f"is set again in {place(lines.get(path, 1), file)}")
 
     def refuse(self, path: KeyPath, text: str) -> None:
-        """Record a problem of a key. Only its first problem is kept."""
+        """Record a problem with a key of the configuration. Only its first problem is kept."""
         at = path
         while at and at not in self._lines:
             at = at[:-1]  # the nearest table above it that is in a file
@@ -218,7 +218,7 @@ class Report:
         return tuple(sorted(order, key=lambda each: by_file.get(each.file, 0)))
 
     def check_names(self, table: str, entries: Sequence[Any]) -> None:
-        """Refuse an entry of a repeated table that has the name of an earlier entry."""
+        """Report each entry of a repeated table that has the name of an earlier entry."""
         first: dict[str, int] = {}
         for at, entry in enumerate(entries):
             path = (table, at, "name")
@@ -229,9 +229,9 @@ class Report:
     def check_references(
         self, value: str | Sequence[str], known: Collection[str], what: str, path: KeyPath, *, twice: str = ""
     ) -> None:
-        """Refuse a name, or names in a list, that no entry has, and suggest a similar name or list all names.
-        With the text `twice`, refuse repeated ones. A list with an unreadable entry is not checked, because
-        positions in it have changed.
+        """Report each given name that no entry has, with a similar name or a list of all names. With the text
+        `twice`, refuse repeated ones. A list with an unreadable entry is not checked, because positions in it
+        have changed.
         """
         names = {(*path, at): name for at, name in enumerate(value)}
         given = {path: value} if isinstance(value, str) else names
@@ -291,9 +291,7 @@ _ADDRESSES = ("address", "recipient", "sender")
 
 
 def unreachable(entries: Sequence[Conditions]) -> Iterator[tuple[int, int]]:
-    """Yield the positions of each rule that never matches and of the earlier rule that matches all its
-    mail.
-    """
+    """Yield the position of each rule that never matches, and of the earlier rule that matches its mail."""
     earlier: list[int] = []
     for at, entry in enumerate(entries):
         other = next((place for place in earlier if _covers(entries[place], entry)), None)

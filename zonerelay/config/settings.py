@@ -103,7 +103,7 @@ def needs_restart(old: Settings, new: Settings) -> tuple[str, ...]:
 
 
 def kept_from(old: Settings, new: Settings) -> Settings:
-    """Return the settings of a worker that is added to a relay that was started with the old settings."""
+    """Return the settings for a worker that is added to a relay that was started with the old settings."""
     return replace(new, **{name: getattr(old, name) for name in NEXT_START})
 
 
@@ -136,7 +136,7 @@ def is_fully_qualified(name: str) -> bool:
 
 
 def _literal(settings: Settings) -> str:
-    """Return an address literal: the first listener address that other hosts can reach, or loopback."""
+    """Return the address literal of the first listener address that other hosts can reach, or of loopback."""
     for listener in settings.listener:
         address = parse_listen(listener.address)
         if not (address.is_loopback or address.is_wildcard):

@@ -58,7 +58,7 @@ _MOST = 1_000_000_000
 
 
 class UserMode(enum.StrEnum):
-    """The mode of a user's mail, such as sending or capturing it (`docs/send/users.md`)."""
+    """What happens to a user's mail, such as delivery or capture (`docs/send/users.md`)."""
 
     DELIVER = "deliver"
     CAPTURE = "capture"
@@ -121,7 +121,7 @@ class UserLimits:
 
     @cached_property
     def quotas(self) -> dict[tuple[str, str], int]:
-        """The user's quotas, by the counted unit and the window."""
+        """The user's quotas, by what is counted (such as messages) and by the period."""
         every = {
             (what, window): getattr(self, f"{what}_per_{window}") for what in COUNTED for window in WINDOWS
         }
@@ -240,8 +240,8 @@ def read(path: Path, *, whole: bool = False) -> UserLimitsFile:
 
 
 def parse(content: str, file_name: str) -> UserLimitsFile:
-    """Parse the file of user limits, but not the tables in it. Raise CredentialsError if they cannot be
-    separated.
+    """Find the tables in the file of user limits, without parsing their content. Raise CredentialsError if
+    they cannot be separated.
     """
     content = content.replace("\r\n", "\n")
     heads = [*_HEAD_OF_TABLE.finditer(content)]
@@ -283,7 +283,7 @@ def lines_of(rails: UserLimits) -> list[str]:
 
 
 def document_of(rails: UserLimits) -> dict[str, object]:
-    """Return the limits of `lines_of` as values, without the hash of the second password."""
+    """Return the limits that `lines_of` formats as a dictionary, without the hash of the second password."""
     lines = lines_of(dataclasses.replace(rails, second_hash=""))
     return {
         key: value.isoformat() if isinstance(value, datetime.datetime) else value
@@ -292,8 +292,8 @@ def document_of(rails: UserLimits) -> dict[str, object]:
 
 
 def changed(rails: UserLimits, assignments: list[str], others: tuple[str, ...] = ()) -> UserLimits:
-    """Apply `key=value` assignments; an empty value removes the key. Raise ValueError with a message, which
-    also lists `others`.
+    """Return the limits as changed by `key=value` assignments; an empty value removes the key. Raise
+    ValueError with a message, which also lists `others`.
     """
     listed = [*KEYS, *others]
     values: dict[str, object] = {}
@@ -363,8 +363,8 @@ def change_user(path: Path, name: str, change: Change | None) -> bool:
 
 
 def change_default(credentials: Path, assignments: list[str]) -> None:
-    """Change the limits in `[default]`, while holding the lock. Raise ValueError or CredentialsError with a
-    message for the operator.
+    """Change the limits in `[default]` in the file of user limits, which is locked meanwhile. Raise
+    ValueError or CredentialsError with a message for the operator.
     """
     file = file_beside(Path(os.path.realpath(credentials)))
     with users.locked(file.parent):

@@ -123,8 +123,8 @@ class OperatorActs:
         return [_row(act) for act in (await self._journal.acts())[:limit]]
 
     async def row(self, act_id: str) -> ActRow:
-        """Return a change in the journal as a row of a response. Raise NotFoundError if the journal does not
-        have it.
+        """Find a change in the journal by its id, and return it as a row of a response. Raise NotFoundError
+        if the journal does not have it.
         """
         for act in await self._journal.acts():
             if act.id == act_id:
@@ -138,7 +138,7 @@ class OperatorActs:
         act: Act,
         work: Callable[[Act], Awaitable[ChangeCounts]],
     ) -> ChangeResult:
-        """Apply a change between recording its beginning and its end in the journal."""
+        """Apply a change, and record its beginning and its end in the journal."""
         act_id, now = call.id or secrets.token_hex(4), self._clock.now()
         act = structs.replace(act, id=act_id, at=now, who=call.caller, reason=request.reason)
         await self._journal.begin(act)
@@ -163,8 +163,8 @@ class OperatorActs:
 
 
 def queue_filter(wanted: requests.Filter, message_ids: Sequence[str] = ()) -> QueueFilter:
-    """Convert a request's filter to that of the queue. With `message_ids`, only deliveries of these messages
-    match.
+    """Convert the filter in a request to a `QueueFilter`. With `message_ids`, only deliveries of these
+    messages match.
     """
     found = msgspec.convert(wanted, QueueFilter, from_attributes=True)
     own = [] if wanted.message_id is None else [wanted.message_id]

@@ -93,8 +93,8 @@ class ControlClient:
     def all(
         self, request: msgspec.Struct, answer: type[F], saw: Callable[[Frame], None] = lambda _: None
     ) -> tuple[list[F], EndFrame]:
-        """Send a request, and return its response frames of one type, which must fit in memory, and the end
-        frame. `saw` is called with every frame.
+        """Send a request, and return its response frames of one type, which must fit in memory, and the final
+        `EndFrame`. `saw` is called with every frame.
         """
         found: list[F] = []
         end = EndFrame()
@@ -107,14 +107,14 @@ class ControlClient:
         return found, end
 
     def ask(self, request: msgspec.Struct, answer: type[F]) -> F:
-        """Send a request, and return the single frame of its response."""
+        """Send a request, and return its response, which is a single frame."""
         return self.answered(request, answer)[0]
 
     def answered(
         self, request: msgspec.Struct, answer: type[F], saw: Callable[[Frame], None] = lambda _: None
     ) -> tuple[F, EndFrame]:
-        """Send a request, and return the frame of its response and the end frame, which names workers that
-        did not answer.
+        """Send a request, and return the frame of its response and the final `EndFrame`, which names workers
+        that did not answer.
         """
         found, end = self.all(request, answer, saw)
         if not found:
@@ -173,7 +173,7 @@ def written(request: msgspec.Struct) -> tuple[str, str, bytes | None]:
 
 
 def failure(status: int, body: bytes) -> ControlError:
-    """Convert an error response to an exception."""
+    """Convert an HTTP error response to a ControlError."""
     try:
         found = msgspec.json.decode(body, type=_ErrorBody)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -52,7 +52,9 @@ class WaitingDomain(msgspec.Struct):
     """Deliveries that were deferred and are due, which are counted as ready."""
 
     def count(self, delivery: Delivery, step: int, now: float, *, by_order: bool) -> None:
-        """Add a delivery to the counts `step` times. With `by_order`, a hold rule holds the delivery."""
+        """Add a delivery to the counts, as `step` deliveries if only a sample is counted. With `by_order`, a
+        hold rule holds the delivery.
+        """
         is_due = delivery.is_due(now)
         next_attempt = 0.0 if is_due else delivery.next_attempt
         self.due += step if is_due and delivery.next_attempt > 0 else 0
@@ -118,7 +120,7 @@ class DestinationRows:
         """By zone: ready mail whose hosts cannot be reached."""
 
     async def rows(self, most: int = sys.maxsize, largest: int = 0) -> tuple[list[DestinationStatus], int]:
-        """Return the first destinations in the order of `hurts`, then the `largest` of the others, and the
+        """Return the first `most` destinations in the order of `hurts`, the `largest` of the others, and the
         number of all. Destinations are processed in slices, so that the event loop is not blocked.
         """
         await self._counted()
@@ -141,8 +143,8 @@ class DestinationRows:
         return rows, count
 
     async def waiting_for_rate(self, zone: str, domain: str) -> DestinationStatus | None:
-        """Return the destination of a domain if its mail waits for a rate limit, from data of the last
-        `FRESH` seconds.
+        """Return the destination of a domain if its mail waits for a rate limit. The data may be `FRESH`
+        seconds old.
         """
         destination = self._scheduler.destination_of(zone, domain)
         if destination is None or destination.turn_in(self._clock.monotonic()) is None:
@@ -223,7 +225,7 @@ class DestinationRows:
 
 
 class _DestinationData(msgspec.Struct):
-    """A destination: its row without the expensive details, and the data from which they are computed.
+    """The status of a destination without the details that are expensive to compute, and the data for those.
     `known` is the scheduler's state of it. `interval` is the time in seconds between two turns of the zone's
     rate.
     """
@@ -255,8 +257,8 @@ class _DestinationData(msgspec.Struct):
 def _row(
     where: tuple[str, str], name: str, mail: WaitingDomain, now: float, known: Destination | None = None
 ) -> DestinationStatus:
-    """Return a destination's row with its counts; `where` is its zone and its key. The counts may be some
-    seconds old, but at least the deliveries in the window are waiting. Mail for an unreachable host is
+    """Return the status of a destination with its counts; `where` is its zone and its key. The counts may be
+    some seconds old, but at least the deliveries in the window are waiting. Mail for an unreachable host is
     counted as deferred, because it does not leave.
     """
     active, window = (0, 0) if known is None else (known.active, known.waiting)

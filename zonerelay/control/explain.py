@@ -119,7 +119,7 @@ def _forwarded(sender: str, srs: Srs | None, now: float) -> str:
 
 
 def _author(sender: str, headers: Sequence[tuple[str, str]]) -> tuple[str, bool]:
-    """Return the domain of the message's author, and whether it is certain."""
+    """Return the domain of a message's author, and whether it is known or only guessed from the sender."""
     given = [value for name, value in headers if name.lower() == "from"]
     if not given:
         return domain_of(Mailbox(sender)) if "@" in sender else "", False
@@ -127,7 +127,7 @@ def _author(sender: str, headers: Sequence[tuple[str, str]]) -> tuple[str, bool]
 
 
 def penalties_of(selection: SourceSelection) -> tuple[answers.SourcePenalty, ...]:
-    """Return the sources that destinations have refused, the latest first."""
+    """Return the source addresses that destinations have rejected, the latest rejection first."""
     latest = selection.penalties()[: -MAX_PENALTIES - 1 : -1]
     return tuple(
         answers.SourcePenalty(
@@ -192,7 +192,7 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     async def explain_queued(self, message: Message, row: answers.DeliveryRow) -> answers.Explanation:
-        """Return the route of a queued delivery, which stays in its zone."""
+        """Return the route of a queued delivery, for which no new zone is chosen."""
         request = Explain(
             address=row.recipient,
             sender=row.sender or "",
@@ -350,8 +350,8 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
     def _sources(
         self, zone: ZoneSettings, site: route.SiteKey | None, sender: str
     ) -> list[answers.SourcePlan]:
-        """Return the zone's sources with their shares, for mail of this sender ("" if unknown) to these
-        hosts.
+        """Return the zone's source addresses and their shares, for mail of this sender ("" if unknown) to
+        these hosts.
         """
         plans = []
         for each in self.selection.statuses(zone, site, sender) if zone.sources else ():
@@ -452,8 +452,8 @@ class Explainer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _mailbox(text: str) -> str:
-    """Return the requested address as RCPT reads it; a bare domain stands for a mailbox in it. Raise
-    ControlError if it is not an address.
+    """Parse the requested address as RCPT does; a domain alone stands for a mailbox in it. Raise ControlError
+    if it is not an address.
     """
     address = text.strip("<> ")
     if is_message_id(address):

@@ -1,4 +1,4 @@
-"""Handles operators' requests in a worker with the queue, the status and the explainer.
+"""Handles operators' requests in a worker, such as queries and changes of its queue.
 
 A failure of the store is answered with a ControlError that contains the store's message.
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class Bodies(msgspec.Struct, frozen=True):
-    """The message bodies that operators read with `queue cat`. `zone` returns the settings of a configured
+    """Reads the bodies of messages for the command `queue cat`. `zone` returns the settings of a configured
     zone. `read` is called with the message, the zone ("" for the stored body) and the operator.
     """
 
@@ -230,7 +230,9 @@ class ControlHandler:
         return answers.WebhookReplayResult(queued=await webhooks.replay(courier, request.since))
 
     def _webhook(self, name: str) -> tuple[Webhooks, WebhookCourier]:
-        """Return the webhook with this name and its courier. Raise NotFoundError if it does not exist."""
+        """Return the `Webhooks` of this worker, and the courier of the webhook with this name. Raise
+        NotFoundError if it does not exist.
+        """
         webhooks = self.webhooks()
         courier = None if webhooks is None else webhooks.courier(name)
         if webhooks is None or courier is None:
@@ -326,7 +328,7 @@ class ControlHandler:
             await answer.send(await self.explainer.explain_queued(message, row))
 
     async def _resolve(self, request: requests.Resolve, answer: ResponseStream) -> answers.EndFrame:
-        """Send each address that has the pseudonym once, with the id of one of its messages."""
+        """Send the client each address that has this pseudonym, once, with the id of one of its messages."""
         matches, seen = self.redactor.matches, set[str]()
         wanted = set(re.split(r"[\s<>]+", request.pseudonym.lower()))
         if request.recent:

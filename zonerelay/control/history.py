@@ -86,7 +86,7 @@ AskRelay = Callable[[Iterable[QueueShow | Resolve]], Awaitable[list[str]]]
 
 
 def redactor_of(settings: Settings) -> Redactor | None:
-    """Return the redactor with the relay's key, or `None` if there is no key and so no pseudonyms. Raise
+    """Return the object that makes pseudonyms with the relay's key, or `None` if there is no key. Raise
     RedactKeyError if the key cannot be read.
     """
     key = load_key(redact_key_of(settings))
@@ -94,7 +94,9 @@ def redactor_of(settings: Settings) -> Redactor | None:
 
 
 def form(value: str, settings: Settings, redactor: Redactor | None) -> SearchForms:
-    """Return the forms in which the history may contain a value. Raise UnsearchableError if there is none."""
+    """Return the forms in which the history may contain a value, such as its pseudonym. Raise
+    UnsearchableError if there is none.
+    """
     return form_of(value, redactor, clear=settings.history.addresses is HistoryAddresses.CLEAR)
 
 
@@ -121,7 +123,7 @@ class HistorySearch(msgspec.Struct, frozen=True):
     async def line(
         self, message_id: str, known: Sequence[str] = (), relay: AskRelay | None = None
     ) -> Timeline:
-        """Return the timeline of a message in a thread, also with the addresses that the relay knows."""
+        """Read the timeline of a message in a thread, and replace the pseudonyms that the relay knows."""
         if relay is not None:
             known = [*known, *await relay(questions(await ask(self.entries, message_id)))]
         return await ask(self.time_line, message_id, known)
@@ -206,7 +208,7 @@ class HistorySearch(msgspec.Struct, frozen=True):
         return f"message {message_id} has left the queue: {lines}"
 
     def pseudonyms(self, addresses: Iterable[str]) -> dict[str, str]:
-        """Return the pseudonyms of these addresses, each with its address."""
+        """Return a dictionary from the pseudonyms of these addresses to the addresses."""
         redactor = redactor_of(self.settings)
         return {} if redactor is None else {redactor.mailbox(Mailbox(each)): each for each in addresses}
 
@@ -215,13 +217,13 @@ class HistorySearch(msgspec.Struct, frozen=True):
         return Histories(directory, redactor_of(self.settings), self.now, longest=longest)
 
     def _forms(self, histories: Histories, **values: str | None) -> dict[str, Any]:
-        """Return the forms in which the history may contain each given value."""
+        """Return, for each value that is not None, the forms in which the history may contain it."""
         given = {name: value for name, value in values.items() if value is not None}
         return {name: form(value, self.settings, histories.redactor) for name, value in given.items()}
 
     def _users(self, redactor: Redactor | None, stored: Iterable[str]) -> dict[str, str]:
-        """Return the pseudonyms of the users whose names are addresses, each with the name. The credentials
-        are read only if one of the `stored` names is a pseudonym, because there may be 100,000.
+        """Return a dictionary from pseudonyms to user names, for the users whose names are addresses. The
+        credentials are read only if one of the `stored` names is a pseudonym, because there may be 100,000.
         """
         if redactor is None or not any(map(_PSEUDONYM.fullmatch, stored)):
             return {}
@@ -233,7 +235,7 @@ class HistorySearch(msgspec.Struct, frozen=True):
 
 
 def continued(lines: Timeline, queued: Sequence[TraceStep]) -> list[TraceStep]:
-    """Return all known events of a message: those in the history, then future ones from the queue."""
+    """Return the events of a message in the history, followed by the next steps that the queue reports."""
     if not any(each.event in ("accepted", "is-report") for each in lines.steps):
         return list(queued)  # the queue knows the acceptance and the last attempt
     later = [each for each in queued if each.event not in ("accepted", "settled", "attempt")]
@@ -252,7 +254,7 @@ def questions(found: Iterable[HistoryEntry]) -> list[QueueShow | Resolve]:
 
 
 def named(rows: Iterable[S], names: Mapping[str, str]) -> tuple[S, ...]:
-    """Return these rows with addresses in place of their pseudonyms."""
+    """Return these rows with pseudonyms replaced by the addresses in `names`."""
 
     def clear(text: str) -> str:
         return _PSEUDONYM.sub(lambda found: names.get(found[0], found[0]), text)

@@ -35,7 +35,7 @@ class OrderAnswers(msgspec.Struct, frozen=True):
     zones: Callable[[], Collection[str]]
 
     async def in_force(self) -> tuple[answers.OrderRow, ...]:
-        """Return the active suspensions and hold rules after reading their file. Raise OrdersError if their
+        """Read the file of suspensions and hold rules, and return the active ones. Raise OrdersError if their
         file cannot be read, and StoreError if the store fails.
         """
         await self.orders.look()
@@ -148,7 +148,7 @@ class OrderAnswers(msgspec.Struct, frozen=True):
         return sorted({*self.zones(), *stored, "default"})
 
     def _hosts(self, about: Selectors) -> tuple[str, ...]:
-        """Return the hosts of the destination that `status` shows by this name."""
+        """Return the hosts of the destination that `zonerelay status` shows under this name."""
         wanted = (about.destination or "").lower()
         found = (
             each.key.partition(" ")[2]

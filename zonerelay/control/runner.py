@@ -1,4 +1,4 @@
-"""Runs requests of all clients with one handler: over HTTP, over a worker's socket, and within the process.
+"""Runs operators' requests, which arrive over HTTP, over a worker's socket or from the same process.
 
 Promises: a slow client holds a bounded number of frames. An exception in a handler is reported through
 `on_error` and answered with UnexpectedError. When the client disconnects, an operation that `completes` runs
@@ -64,8 +64,8 @@ class ResponseStream:
 
 
 class Handler(Protocol):
-    """Interface: handles operators' requests. ControlError is sent to the client; any other exception is
-    reported as a bug.
+    """The interface of objects that handle operators' requests. ControlError is sent to the client; any other
+    exception is reported as a bug.
     """
 
     async def handle(self, request: Request, answer: ResponseStream) -> EndFrame: ...
@@ -124,7 +124,7 @@ class Runner:
 
     async def all(self, request: Request, answer: type[F], caller: str) -> tuple[tuple[F, ...], EndFrame]:
         """Handle a request in this process, and return its response frames of one type, which must fit in
-        memory, and the end frame. Raise ControlError if the request fails.
+        memory, and the final `EndFrame`. Raise ControlError if the request fails.
         """
         found: list[F] = []
         end = EndFrame()
@@ -137,8 +137,8 @@ class Runner:
         return tuple(found), end
 
     async def one(self, request: Request, answer: type[F], caller: str) -> F:
-        """Handle a request in this process, and return the single frame of its response. Raise ControlError
-        if the request fails.
+        """Handle a request in this process, and return its response, which is a single frame. Raise
+        ControlError if the request fails.
         """
         found, _ = await self.all(request, answer, caller)
         if not found:

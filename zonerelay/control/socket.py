@@ -116,7 +116,7 @@ def submission_socket_path(settings: Settings, worker: int) -> Path:
 
 
 def limits_socket_path(settings: Settings) -> Path:
-    """Return the path of the socket for the workers' common limits, next to the control socket."""
+    """Return the path of the socket on which workers share their limits, next to the control socket."""
     return control_socket_path(settings, 0).with_name(LIMITS_NAME)
 
 
@@ -157,7 +157,7 @@ class CallSocket:
         )
 
     async def close(self) -> None:
-        """Stop listening, disconnect the clients, and remove the socket file if it is still this server's."""
+        """Stop listening, disconnect the clients, and remove the socket file unless it was replaced."""
         if self._server is None:
             return
         if identity(self._path) == self._identity:
@@ -224,7 +224,7 @@ class NoResponseError(Exception):
 
 
 async def frames(path: Path, call: OperationCall, *, silence: float = SILENCE) -> AsyncGenerator[Frame, None]:
-    """Send a call to another process, and yield the frames of the response, `EndFrame` last. Raise
+    """Send a request to another process, and yield the frames of the response, `EndFrame` last. Raise
     ControlError (from the other process) and NoResponseError.
     """
     try:

@@ -38,8 +38,8 @@ class LiveStreams:
     """The event streams and transcripts of one worker that operators are reading."""
 
     def __init__(self, events: Events, redactor: Redactor, join: Callable[[], None] = lambda: None) -> None:
-        """Create the streams. `join` is called so that a new transcript records the transactions that are
-        under way.
+        """Prepare for the streams that operators request. `join` is called so that a new transcript records
+        the transactions that are under way.
         """
         self._join = join
         self._events = events
@@ -71,7 +71,7 @@ class LiveStreams:
             self._events.leave(stream)
 
     def _with_addresses(self, record: Sequence[MailEvent]) -> Iterator[MailEvent]:
-        """Yield the events with addresses in place of the pseudonyms that are still in memory."""
+        """Yield the events, with pseudonyms replaced by addresses that the relay still has in memory."""
         texts = (text for each in record for text in each.fields.values() if isinstance(text, str))
         clear = self._redactor.clear(texts)
         for each in record:
@@ -138,9 +138,9 @@ def _checked(request: TranscriptRequest, stream: BoundedStream[TranscriptLine]) 
 
 
 class _TailFilter:
-    """The filter of one event stream. Only the acceptance of a message names its sender, user and client: its
-    later events match if the acceptance did. The constructor raises UnsearchableError if a value cannot be
-    searched for.
+    """The conditions that select the events of one event stream. Only the acceptance of a message names its
+    sender, user and client: its later events match if the acceptance did. The constructor raises
+    UnsearchableError if a value cannot be searched for.
     """
 
     def __init__(self, request: Tail, redactor: Redactor) -> None:
@@ -204,5 +204,5 @@ class _TailFilter:
 
 
 def _mailbox(text: Callable[[str], str], *commands: str) -> tuple[str, ...]:
-    """Return the name of the field `mailbox` if the event is the refusal of one of these `commands`."""
+    """Return the field with the refused address, if the event is the refusal of one of these `commands`."""
     return ("mailbox",) if text("command") in commands else ()

@@ -1,4 +1,4 @@
-"""Sends mail: chooses how a batch leaves this machine, opens connections to peers and runs transactions.
+"""Sends mail: selects the source address of a batch, opens connections to peers and runs transactions.
 
 A batch passes through the sub-packages in this order: `rewrite` creates the message that the zone sends,
 `auth` and `source` choose the credential and the source address, `connection` finds or opens a connection

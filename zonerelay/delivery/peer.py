@@ -56,7 +56,7 @@ class ConnectionKey:
             object.__setattr__(self, "text", f"{source}{family} {credential} {self.host}{verify}")
 
     def from_source(self, chosen: ConnectionKey) -> ConnectionKey:
-        """Return the same key with the source and family that `SourceSelection` has chosen."""
+        """Return the same key with the source and address family that `SourceSelection` has chosen."""
         if self is ANY_CONNECTION:
             return chosen
         return replace(self, source=chosen.source, ipv4_only=chosen.ipv4_only)
@@ -166,7 +166,7 @@ def check_address(zone: ZoneSettings, host: str, ip: str) -> None:
 
 
 def own_address(source: SourceSettings, *, ipv6: bool) -> str:
-    """Return the source's address of a family, or `""` if it has none."""
+    """Return the IPv4 or IPv6 address of a source, or `""` if it has none."""
     return next((ip for ip in source.address if (":" in ip) == ipv6), "")
 
 

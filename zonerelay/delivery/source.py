@@ -1,4 +1,4 @@
-"""Selects the source that sends a batch, and reports refusals and missing addresses.
+"""Selects the source address from which a batch is sent, and reports rejected and missing addresses.
 
 Policies:
 
@@ -44,8 +44,8 @@ ABSENT_FOR = 60.0
 
 
 class Penalty(msgspec.Struct, frozen=True):
-    """A period in which a source is not used for some hosts, because they rejected it with `reply` at the
-    time `at`. `ipv6` is true if the penalty is only for IPv6.
+    """A period in which a source is not used for some hosts. They rejected it with `reply` at the time `at`.
+    `ipv6` is true if the penalty is only for IPv6.
     """
 
     source: str
@@ -151,7 +151,7 @@ class SourceSelection:
     def choose(
         self, zone: ZoneSettings, route: Route, message: Message, unfit: Collection[str] = ()
     ) -> ConnectionKey | None:
-        """Return the key with the batch's source, or None if no source of the zone can be used now.
+        """Return the connection key with the source chosen for a batch, or None if none is usable now.
 
         `unfit` sources are excluded.
         """
@@ -162,7 +162,7 @@ class SourceSelection:
         return ConnectionKey(source=source, ipv4_only=self._avoids_ipv6(source, _hosts(route.site)))
 
     def reachable(self, key: ConnectionKey, ips: Sequence[str]) -> tuple[str, ...]:
-        """Return those addresses of a host that the key's source can reach."""
+        """Return the addresses of a host that can be reached from the source in this key."""
         source = key.source
         if source is None:
             return tuple(ips)
@@ -243,7 +243,9 @@ class SourceSelection:
         return True
 
     def lost(self, source: SourceSettings, failure: SourceFailure) -> bool:
-        """Record that an address cannot be bound. Return true if the source cannot be used without it."""
+        """Record that a socket cannot be bound to an address of a source. Return true if the source cannot be
+        used without it.
+        """
         self._absent(source.name, failure.ip, failure.reason)
         return self._is_absent(source)
 
@@ -289,7 +291,7 @@ class SourceSelection:
         return counts
 
     def statuses(self, zone: ZoneSettings, site: SiteKey | None, sender: str) -> list[SourceStatus]:
-        """Return the status of every source of a zone, for mail of `sender` (`""`: unknown) to a site."""
+        """Return the status of every source of a zone for mail of `sender` (`""`: unknown) to these hosts."""
         hosts = "" if site is None else _hosts(site)
         sources = [self._sources[name] for name in zone.sources if name in self._sources]
         usable = self._usable(zone, ())
@@ -323,10 +325,12 @@ def from_elsewhere(outcome: Outcome) -> Outcome:
 
 
 def sent_from(source: SourceSettings, outcome: Outcome) -> Outcome:
-    """Add the source's name to an outcome that reached a peer, for the log."""
+    """Add the name of the source to the outcome of an attempt that reached a peer, for the log."""
     return structs.replace(outcome, source=source.name) if outcome.peer else outcome
 
 
 def _hosts(site: SiteKey) -> str:
-    """Return the hosts of a site. Reputation belongs to hosts, whichever zone sent the mail."""
+    """Return the hosts of a site as one string, by which penalties are recorded. Reputation belongs to hosts,
+    whichever zone sent the mail.
+    """
     return site.partition(" ")[2]

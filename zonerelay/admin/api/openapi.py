@@ -92,7 +92,7 @@ def _tag(path: str) -> str:
 
 
 def _for_clients(part: Any, *, members: bool = False) -> Any:
-    """Return a part of the OpenAPI description without constructs that client generators do not understand.
+    """Return a part of the OpenAPI description without the constructs that client generators do not support.
     With `members`, its keys are the names of members, not keywords of a schema.
     """
     if isinstance(part, list | tuple):
@@ -118,8 +118,8 @@ def _for_clients(part: Any, *, members: bool = False) -> Any:
 
 
 def _one_of(kinds: Sequence[Any]) -> dict[str, Any]:
-    """Combine schemas with `oneOf`, without `format` and without schemas that match the same values. A list
-    of several types becomes one list per type.
+    """Combine schemas with `oneOf`, after removing `format` and schemas that match the same values. A list of
+    several types becomes one list per type.
     """
     lists = [{**kind, "items": item} for kind in kinds for item in kind.get("items", {}).get("oneOf", ())]
     listed = [each["items"] for each in lists if "$ref" in each["items"]]

@@ -33,7 +33,7 @@ _SEGMENT = {"message_id": "[0-9a-f]{16}"}
 
 
 class Api:
-    """Handles requests to the HTTP API, which are those below `/v1/` in the table `verbs`. With `is_open`,
+    """Handles requests to the HTTP API below `/v1/`, whose operations are defined in `verbs`. With `is_open`,
     the OpenAPI description, which names the release, needs no token.
     """
 
@@ -52,7 +52,7 @@ class Api:
         return document(self._verbs)
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """Check the token and the fields of a request to the API, and answer it. Raise ApiError for a
+        """Check the token and the parameters of an API request, and respond to it. Raise ApiError for a
         failure.
         """
         if request.path == DESCRIPTION:

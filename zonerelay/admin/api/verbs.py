@@ -1,4 +1,4 @@
-"""The table of HTTP operations: one for each operation of the catalogue that has an HTTP path.
+"""The operations of the HTTP API: those in `operations.catalogue` that have an HTTP path.
 
 The fields of a request become parameters (GET, with nested structs flattened) or a JSON body (POST), which
 are validated before the relay is called. The answer is one JSON document, or lines of JSON if the client
@@ -57,8 +57,8 @@ class ApiCall(msgspec.Struct, frozen=True):
     lines: bool = False
 
     async def one(self, request: requests.Request, answer: type[F]) -> F:
-        """Send a request to the relay, and return the single frame of its response. Raise ControlError on
-        failure.
+        """Send a request to the relay, and return its response, which is a single frame. Raise ControlError
+        on failure.
         """
         return await self.operators.asking.one(request, answer, self.caller)
 
@@ -67,8 +67,8 @@ class ApiCall(msgspec.Struct, frozen=True):
         return catalogue.OperationCall(request=request, caller=self.caller, clear=clear)
 
     def admitted(self) -> AbstractAsyncContextManager[None]:
-        """Return a context manager that ends its block when the caller's token becomes invalid. Peers of the
-        control socket have no token.
+        """Return a context manager that cancels its block when the caller's token becomes invalid. Peers of
+        the control socket have no token.
         """
         if not self.token.sha256:
             return nullcontext()
@@ -113,8 +113,8 @@ def _is_nested(hint: object) -> bool:
 
 
 def _struct(operation: Operation, end: str, *, flat: bool) -> type[msgspec.Struct]:
-    """Create the struct of the fields that clients can set in an operation's HTTP request. With `flat`, those
-    of nested structs replace the structs.
+    """Create a struct type with the fields that clients can set in an operation's HTTP request. With `flat`,
+    those of nested structs replace the structs.
     """
     in_path, fields_of = re.findall(r"{(\w+)}", operation.path), msgspec.structs.fields
     fields = [
@@ -246,7 +246,7 @@ def _event(frame: answers.Frame) -> bytes:
 
 
 async def _tell_history(call: ApiCall, message_id: str) -> None:
-    """Raise NotFoundError with the outcome of a message that has left the queue, if the history knows it."""
+    """Raise NotFoundError with the outcome of a message, if the history contains one."""
     if outcome := await history.ask(call.operators.history().became, message_id):
         raise NotFoundError(f"{outcome}; GET /v1/history/{message_id} returns its time line")
 

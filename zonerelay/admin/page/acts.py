@@ -98,8 +98,8 @@ async def _carry_out(
 
 
 def _asked(visitor: PageRequest) -> tuple[requests.ChangeVerb, str, requests.Filter]:
-    """Return the submitted action, and the submitted filter as text and parsed. Raise PageError if one of
-    them is invalid.
+    """Return the action and the filter that the operator submitted, the filter both as text and parsed. Raise
+    PageError if one of them is invalid.
     """
     verb, q = visitor.given("verb"), visitor.given("q")
     if verb not in VERBS:

@@ -9,8 +9,8 @@ from zonerelay.operations.requests import Request
 
 
 def command_of(request: Request, *words: str, now: float = 0.0) -> str:
-    """Return the command line that makes this request. `words` are those that no field of the request has;
-    ages are counted from `now`.
+    """Return the `zonerelay` command line that is equivalent to this request. `words` are those that no field
+    of the request has; ages are counted from `now`.
     """
     operation = operation_of(request)
     values, options = list[str](), list[str]()

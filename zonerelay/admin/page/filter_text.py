@@ -22,11 +22,13 @@ WORDS = tuple(_FIELDS)
 
 
 class FilterTextError(ValueError):
-    """The text is not a valid filter. The message explains what to write."""
+    """The text that an operator typed is not a valid filter. The message explains what to write."""
 
 
 def parse(text: str) -> Filter:
-    """Parse the text of a filter. Raise FilterTextError if it is invalid."""
+    """Parse the text of a filter, such as `zone:default to:@example.com`. Raise FilterTextError if it is
+    invalid.
+    """
     if len(text) > MAX_TEXT:
         raise FilterTextError(f"a filter may have at most {MAX_TEXT} characters")
     found: dict[str, str | float] = {}

@@ -116,7 +116,7 @@ def plot_of(status: RelayStatus) -> Plot:
 
 
 def _less(zone: ZoneStatus, rows: Sequence[DestinationStatus]) -> DestinationStatus:
-    """Return a row with the counts of a zone minus the counts of these rows of its destinations."""
+    """Return a row for the other destinations of a zone: its counts minus those of these destinations."""
     counts = {name: max(count - _sums(rows)[name], 0) for name, count in _sums([zone]).items()}
     return _others(zone.name, "others", counts)
 

@@ -109,7 +109,7 @@ class PageRoutes:
         ]
 
     def _for(self, scope: Scope, view: View) -> Handler:
-        """Return the handler of a view that needs a session with this scope."""
+        """Return a request handler that calls the view if the login session has this scope."""
 
         async def handle(request: web.Request) -> web.StreamResponse:
             session = self._session(request)
@@ -217,7 +217,9 @@ class PageRoutes:
         return await visitor.page("sessions.html", sessions=self._sessions.open(), moment=moment)
 
     async def _end_sessions(self, visitor: PageRequest) -> web.StreamResponse:
-        """End login sessions. Ending the session of another operator requires the scope `operate`."""
+        """End the login session that the operator has selected, or all sessions. Ending the session of
+        another operator requires the scope `operate`.
+        """
         which, mine = visitor.given("end"), visitor.session
         assert mine is not None
         if which != str(mine.number):

@@ -76,12 +76,14 @@ def _lines(text: str) -> str:
 
 
 def _path(sender: str | None) -> Markup:
-    """Return a sender, with `<>` for the null sender, and `?` if the message could not be read."""
+    """Format an envelope sender, with `<>` for the null sender, and `?` if the message could not be read."""
     return _shown("?" if sender is None else sender or "<>")
 
 
 def _sampled(count: int, every: int) -> str:
-    """Format a count. If only a sample was counted, a zero is shown as less than the sampling interval."""
+    """Format a count, which may be an estimate from a sample. If only a sample was counted, a zero is shown
+    as less than the sampling interval.
+    """
     if count or every == 1:
         return f"{count:,}"
     return f"<{every}" if every else "?"

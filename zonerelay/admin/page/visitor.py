@@ -91,8 +91,8 @@ class Sessions:
         return secret
 
     def find(self, secret: str, *, by_itself: bool) -> PageSession | None:
-        """Return the open login session of a cookie, or None. With `by_itself`, the page sent the request
-        without the operator; this does not extend the session.
+        """Return the open login session that the secret in a cookie identifies, or None. With `by_itself`,
+        the page sent the request without the operator; this does not extend the session.
         """
         self._expire()
         session = self._sessions.get(_hashed(secret))
@@ -147,8 +147,8 @@ class PageRequest:
         self.now = self.operators.clock.now()
 
     def given(self, name: str) -> str:
-        """Return a submitted field without surrounding white space. Raise PageError if its value is too long
-        or has control characters.
+        """Return the value of a submitted field without surrounding white space, or "" if it is missing.
+        Raise PageError if its value is too long or has control characters.
         """
         value = self.fields.get(name, "").strip()
         if len(value) > MAX_VALUE:
@@ -167,8 +167,8 @@ class PageRequest:
 
     @property
     def addresses(self) -> AskRelay | None:
-        """The function that asks the relay for addresses, or None if the session does not have the scope
-        `operate`.
+        """The function that asks the relay for the addresses behind pseudonyms, or None if the session does
+        not have the scope `operate`.
         """
         return self.operators.addresses if self.operates else None
 
@@ -184,7 +184,7 @@ class PageRequest:
         return await self.operators.asking.one(request, answer, self.caller)
 
     async def all(self, request: Request, answer: type[F]) -> tuple[tuple[F, ...], EndFrame]:
-        """Send a request to the relay, and return the frames of its response, and the end frame. Raise
+        """Send a request to the relay, and return the frames of its response and the final `EndFrame`. Raise
         ControlError on failure.
         """
         return await self.operators.asking.all(request, answer, self.caller)
@@ -222,8 +222,8 @@ _OWN_PATH = re.compile(r"/(?![/\\])[!-\[\]-~]*")
 
 
 def own_path(path: str) -> str:
-    """Return the path if a browser stays on this host with it, or "/" otherwise. Browsers leave out tabs and
-    line ends and read a backslash as a slash, so `/<TAB>/host` leads to that host.
+    """Return the path if a redirect to it keeps the browser on this host, or "/" otherwise. Browsers leave
+    out tabs and line ends and read a backslash as a slash, so `/<TAB>/host` leads to that host.
     """
     return path if _OWN_PATH.fullmatch(path) else "/"
 

@@ -1,4 +1,4 @@
-"""Fills the {{names}} of a template with the substitutions of one message (mustache, by pystache).
+"""Renders the mustache templates of a batch of messages with the substitutions of each message.
 
 Values are texts, numbers, true, false and null, but no lists and objects, so a section is a condition and the
 size of the result is bounded. Partials, which are files, and other delimiters are not supported. A name

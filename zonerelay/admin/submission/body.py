@@ -47,7 +47,7 @@ pairs.
 
 
 class StoredFile:
-    """A range of the temporary file: an uploaded file, or the raw content of a long string."""
+    """A part of a request body's temporary file: an uploaded file, or the raw content of a long string."""
 
     def __init__(self, file: BinaryIO, start: int, size: int) -> None:
         self._file = file
@@ -60,8 +60,8 @@ class StoredFile:
             yield os.pread(self._file.fileno(), min(READ, end - at), at)
 
     def text(self, pointer: str) -> str:
-        """Decode the stored JSON string, whose place in the document is `pointer`. Raise ApiError or
-        msgspec.DecodeError on failure.
+        """Decode the stored JSON string; `pointer` is the JSON pointer to it, for error messages. Raise
+        ApiError or msgspec.DecodeError on failure.
         """
         if self._size > MAX_TEXT:
             raise too_large(f"a string exceeds {MAX_TEXT} bytes", pointer)
@@ -110,8 +110,8 @@ class JsonBody:
     """
 
     def __init__(self, limit: int, spool: Path) -> None:
-        """Create a parser for one body. The temporary file is created in the directory that contains the
-        spool.
+        """Create a parser for the body of one request. The temporary file is created in the directory that
+        contains the spool.
         """
         self._limit = limit
         self._spool = spool
@@ -133,7 +133,7 @@ class JsonBody:
 
     @property
     def spills(self) -> bool:
-        """Whether the body has strings that are long enough for the temporary file."""
+        """Whether strings or files of the body have been moved to the temporary file."""
         return bool(self._waiting or self._written)
 
     def feed(self, piece: bytes) -> None:
@@ -180,21 +180,23 @@ class JsonBody:
         return len(data)
 
     def begin_file(self) -> None:
-        """Begin a file, to which `add` appends data until `end_file`. No string may be incomplete."""
+        """Begin an uploaded file in the temporary file; `add` appends data to it until `end_file`. No string
+        may be incomplete.
+        """
         self._begun = self._written + len(self._waiting)
 
     def add(self, piece: bytes) -> None:
-        """Append a chunk to the current file. Raise ApiError if a limit is exceeded."""
+        """Append a chunk of data to the uploaded file in progress. Raise ApiError if a limit is exceeded."""
         self._count(len(piece))
         self._waiting += piece
 
     def end_file(self) -> StoredFile:
-        """End the current file, and return it. Call `flush` before."""
+        """End the uploaded file in progress, and return it. Call `flush` before."""
         start, self._begun = self._begun, -1
         return self._stored(start, self._written - start)
 
     def flush(self) -> None:
-        """Write the waiting bytes to the temporary file. This blocks. Raise OSError on failure."""
+        """Write the buffered bytes to the temporary file. This blocks. Raise OSError on failure."""
         if not self._waiting:
             return
         if self._file is None:
@@ -210,7 +212,7 @@ class JsonBody:
         return bytes(self._document)
 
     def long(self, text: str) -> StoredFile | None:
-        """Return the long string that this text refers to, or None if it is an ordinary text."""
+        """Return the stored string to which this string refers, or None if it is an ordinary string."""
         if not self.spills or not text.startswith(self._nonce):
             return None
         _, start, size = text.split(":")

@@ -1,4 +1,4 @@
-"""Validates a submission, and makes the draft of its message.
+"""Validates submissions, and converts them to drafts, from which messages are composed.
 
 An error is a 422 with a JSON pointer for each invalid field. The values are checked like the columns of the
 outbox (`outbox/drafts`): no line ends in a header field, no field that the relay itself creates, valid SMTP
@@ -118,8 +118,8 @@ class Submission(
 
 
 class ValidatedMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A validated message that can be submitted. `pointers` maps each recipient to the field that names it;
-    `draft` is None if the message was sent as bytes.
+    """A message whose submitted fields are valid, with its envelope and submission options. `pointers` maps
+    each recipient to the field that names it; `draft` is None if the message was sent as bytes.
     """
 
     envelope: SubmittedEnvelope
@@ -373,7 +373,7 @@ def _options(given: Submission, origin: SubmissionOrigin, faults: FieldErrors) -
 
 
 def as_text(value: str | float | None) -> str:
-    """Return a JSON value as text: a string unchanged, null as nothing, and other values as JSON."""
+    """Return a JSON value as text: a string unchanged, null as "", and other values as JSON."""
     if isinstance(value, str):
         return value
     return "" if value is None else msgspec.json.encode(value).decode()

@@ -113,8 +113,8 @@ def _summary(found: SentMessage) -> MessageSummary:
 
 
 async def detail_of(call: ApiCall) -> MessageDetail | None:
-    """Return the details of a message in the queue, or None if the message is not there. A user's token sees
-    the messages of its user only; for others, raise NotFoundError.
+    """Return the details of a message in the queue, or None if the queue does not contain it. A user's token
+    sees the messages of its user only; for others, raise NotFoundError.
     """
     message_id = call.path["message_id"]
     try:

@@ -97,7 +97,7 @@ class AcceptedMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cancellation(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a cancellation: the numbers of deliveries cancelled, and of those being attempted."""
+    """The number of deliveries that were cancelled, and of those that were already in progress."""
 
     withdrawn: int
     in_flight: int
@@ -114,9 +114,7 @@ class MessageBatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class BatchAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The response for one message of a batch: `status` as for a single submission, and the accepted message
-    or the problem.
-    """
+    """The response for one message of a batch: the HTTP status, and the accepted message or the problem."""
 
     status: int
     accepted: AcceptedMessage | None = None
@@ -135,8 +133,8 @@ _reading = Counter[str]()
 
 @contextlib.contextmanager
 def _counted(call: ApiCall) -> Iterator[SubmissionOrigin]:
-    """Count the request among those whose body is being read, unless the body is small and has arrived. Raise
-    ApiError if too many are being read.
+    """Count the request as one whose body is being received, unless its body is small and already complete.
+    Raise ApiError if too many are being read.
     """
     content, origin = call.request.content, _origin(call)
     user = origin.user
@@ -181,8 +179,8 @@ async def _pieces(call: ApiCall, origin: SubmissionOrigin) -> AsyncIterator[byte
 
 
 class BodyRead:
-    """Reads the next bytes of a body, within the client's time limits. Raises ApiError if the client is too
-    slow.
+    """Reads from a request body, and limits the time that the client may take to send it. Raises ApiError if
+    the client is too slow.
     """
 
     def __init__(self, origin: SubmissionOrigin) -> None:
@@ -198,8 +196,8 @@ class BodyRead:
 
 
 def _body_of(call: ApiCall, origin: SubmissionOrigin) -> contextlib.closing[JsonBody]:
-    """Return a parser for the body of a request, which is closed when the block ends. Raise ApiError if the
-    body is too large.
+    """Return a context manager that provides a parser for the request body, and closes it at the end. Raise
+    ApiError if the body is too large.
     """
     limit = origin.listener.max_message_size * 4 // 3 * 78 // 76 + SLACK
     if (call.request.content_length or 0) > limit:
@@ -287,7 +285,7 @@ def _well_formed() -> Iterator[None]:
 
 
 async def _parts(call: ApiCall, read: BodyRead) -> AsyncIterator[tuple[str, str, BodyPartReader]]:
-    """Yield each part of a form, with the name of its field and of its file."""
+    """Yield each part of a multipart form, with its field name and its file name."""
     with _well_formed():
         reader = await call.request.multipart()
     while True:
@@ -316,8 +314,8 @@ async def _octets(part: BodyPartReader, read: BodyRead) -> AsyncIterator[bytes]:
 
 
 async def _run(size: int, work: Callable[..., T], /, *args: Any, **more: Any) -> T:
-    """Call a function for `size` bytes: on the event loop if they are few, otherwise in a thread. A megabyte
-    of short strings takes a second.
+    """Call a function that processes `size` bytes, in a thread unless they are few. A megabyte of short
+    strings takes a second.
     """
     return await BODIES.run(work, *args, **more) if size > SMALL else work(*args, **more)
 
@@ -387,7 +385,7 @@ def _composed(draft: Draft) -> Iterator[bytes]:
 
 
 async def _composed_in_thread(draft: Draft) -> AsyncIterator[bytes]:
-    """Yield a large message, composed in a thread chunk by chunk."""
+    """Yield a large message in chunks, each of which is composed in a thread."""
     pieces = _composed(draft)
     while (piece := await BODIES.run(next, pieces, None)) is not None:
         yield piece
@@ -532,8 +530,8 @@ async def _strict_lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _raw_envelope(block: bytes, given: RawQuery, most: int) -> tuple[Mailbox, dict[Mailbox, str]]:
-    """Return the envelope from the header section, unless the parameters override it. Raise ApiError if it is
-    invalid.
+    """Return the envelope from the query parameters, or else from the header section of the message. Raise
+    ApiError if it is invalid.
     """
     faults = drafts.FieldErrors()
     fields = all_fields(block)
@@ -561,7 +559,9 @@ def _raw_envelope(block: bytes, given: RawQuery, most: int) -> tuple[Mailbox, di
 
 
 def _raw_sender(fields: Sequence[tuple[str, str]]) -> Mailbox:
-    """Return the sender in the Sender or From field. Raise BadRowError if there is none."""
+    """Return the address in the Sender field, or else in the From field, as the envelope sender. Raise
+    BadRowError if there is none.
+    """
     for wanted in ("sender", "from"):
         for name, value in fields:
             for each in read_addresses(value).entries if name.lower() == wanted else ():

@@ -1,4 +1,4 @@
-"""The ZoneMTA-compatible endpoints `/send` and `/send-raw`: convert ZoneMTA's fields to the relay's and back.
+"""Converts requests and responses of the ZoneMTA-compatible endpoints `/send` and `/send-raw`.
 
 A token is required, and `X-Authenticated-User` and `X-Originating-IP` are ignored. Unknown fields are
 ignored, as in ZoneMTA. Unlike ZoneMTA, a refusal is not a 200 but a problem.
@@ -76,9 +76,7 @@ _Person = str | dict[str, str]
 
 
 def _people(given: object, pointer: str) -> list[_Person]:
-    """Return the addresses in Nodemailer's formats: a string with commas, an object {name, address}, or a
-    list of these.
-    """
+    """Convert addresses in Nodemailer's formats, such as a string with commas or a list of objects."""
     found: list[_Person] = []
     for each in given if isinstance(given, list) else [given]:
         if isinstance(each, str):

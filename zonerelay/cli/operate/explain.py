@@ -103,7 +103,7 @@ def _facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Fact]]:
 
 
 def _terms_facts(found: Explanation) -> Iterator[tuple[str, output.Fact]]:
-    """Yield the TLS requirement and its origin, unless it is the zone's."""
+    """Yield the TLS requirement for the delivery, and its origin unless that is the zone."""
     if found.destination:
         yield "destination", f"{found.destination} of the configuration (counted from 0)"
     yield "tls", f"{found.tls}: {_TLS.get(found.tls, '')}"
@@ -148,7 +148,7 @@ def _policy(policy: StsPlan) -> output.Fact:
 
 
 def _source_facts(found: Explanation, now: float) -> Iterator[tuple[str, output.Fact]]:
-    """Yield the source that the zone would use or the shares of all sources, and why some are not used."""
+    """Yield the zone's source addresses with the share of each, and why some are not used."""
     certain = any(each.chosen for each in found.sources)
     for each in found.sources:
         turn = ("this one" if each.chosen else "not this one") if certain else f"{each.share:.0%} of the mail"
@@ -163,7 +163,7 @@ def _source_facts(found: Explanation, now: float) -> Iterator[tuple[str, output.
 
 
 def _route_facts(found: Explanation) -> Iterator[tuple[str, output.Fact]]:
-    """Yield why each `[[route]]` matched or did not match, at most the last ones."""
+    """Yield why each `[[route]]` matches or does not match; if there are many, only the last ones."""
     left_out = max(len(found.routes) - MAX_ROUTES, 0)
     if left_out:
         yield "routes", f"{left_out:,} more that do not match (--json lists all)"

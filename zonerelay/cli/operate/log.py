@@ -96,7 +96,7 @@ def _time_line(asked: history.HistorySearch, message_id: str) -> history.Timelin
 
 
 def known_addresses(settings: Settings, found: Iterable[HistoryEntry]) -> list[str]:
-    """Return the addresses in these history entries that the running relay knows."""
+    """Return the addresses behind pseudonyms in these history entries, if the running relay knows them."""
     known: list[str] = []
     relay = client_of(settings)
     with contextlib.suppress(ControlError):
@@ -168,7 +168,7 @@ def forget_address(arguments: Namespace) -> int:
 
 
 def report(arguments: Namespace) -> int:
-    """Print the daily report for the time up to now: `report`."""
+    """Print the daily report for the period that ends now (`zonerelay report`)."""
     settings = load_for_reading(arguments.config)
     now = time.time()
     hostname = resolve_hostname(settings, socket.getfqdn)

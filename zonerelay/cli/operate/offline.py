@@ -67,7 +67,9 @@ async def explanation(settings: Settings, request: Explain) -> Explanation:
 def _explainer(
     settings: Settings, resolver: Resolver, sts: StsPolicies, events: Events, hostname: str
 ) -> Explainer:
-    """Build the explainer from the configuration. Raise ValueError if the configuration is not valid."""
+    """Build the `Explainer`, which determines the route of mail, from the configuration. Raise ValueError if
+    the configuration is not valid.
+    """
     clock = SystemClock()
     rewriting = RewriteRules(settings.rewrite)
     senders = senders_of(settings.credential)
@@ -142,7 +144,7 @@ async def _send(
 
 
 def _renderer(settings: Settings, store: Store) -> Renderer:
-    """Build the renderer, which applies a zone's changes to messages. Raise ValueError if the configuration
+    """Build the `Renderer`, which makes a zone's changes to messages. Raise ValueError if the configuration
     is not valid.
     """
     renderer = Renderer(read_body=store.read_body, events=_events(output.chatter()), clock=SystemClock())

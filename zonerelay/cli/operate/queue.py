@@ -69,7 +69,7 @@ def list_deliveries(arguments: Namespace) -> int:
 
 @output.tabular(cut=("from", "to", "last reply"), wide=("zone", "from"))
 def delivery_table(row: answers.DeliveryRow) -> output.Row:
-    """Return the cells of one delivery for the table of `queue list`."""
+    """Return the row of `queue list` for one delivery."""
     now = time.time()
     waits = row.state not in ("held", "active", "suspended", "dropped") and not row.next_turn
     suspended = row.order and f"suspended by {row.order}"
@@ -86,9 +86,7 @@ def delivery_table(row: answers.DeliveryRow) -> output.Row:
 
 
 def _waits(row: answers.DeliveryRow, now: float) -> str:
-    """Return what a delivery waits for, such as the next SMTP reply or a rate limit, or when the bin destroys
-    it.
-    """
+    """Return what a delivery waits for, such as a rate limit, or when dropped mail is destroyed."""
     if row.state == "dropped":
         return f"destroyed {text.until(row.next_attempt, now)}"
     if row.next_turn is not None:
@@ -98,9 +96,7 @@ def _waits(row: answers.DeliveryRow, now: float) -> str:
 
 
 def _held_back(row: answers.DeliveryRow, now: float) -> str:
-    """Return the release time that the sender requested (RFC 4865) as a text, or "" if there is none in the
-    future.
-    """
+    """Return a note with the release time that the sender requested (RFC 4865), or "" if it has passed."""
     if row.created <= now or row.state not in ("deferred", "held"):
         return ""
     return f"held by its sender until {text.when(row.created)}"
@@ -440,7 +436,7 @@ def order_line(order: answers.OrderRow, now: float) -> Text:
 
 @output.tabular(cut=("what", "reason"))
 def orders_table(row: answers.OrderRow) -> output.Row:
-    """Return the cells of one suspension or hold rule for a table."""
+    """Return the table row for one suspension or hold rule."""
     now = time.time()
     return {
         "order": row.id,

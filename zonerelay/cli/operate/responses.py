@@ -30,9 +30,8 @@ def answered(
     *,
     relay: ControlClient | None = None,
 ) -> tuple[Any, int]:
-    """Send a request and print the response: rows as the table that `view` returns, or `nothing` if there are
-    none; a single frame by calling `view`. Return the rows or the frame, and the exit status, which is 1 if a
-    part of the relay did not answer.
+    """Send a request, and print the response with `view`, or the text `nothing` if it has no rows. Return the
+    rows or the frame, and the exit status, which is 1 if a part of the relay did not answer.
     """
     operation, relay = operation_of(request), relay or connect(arguments)
     answer = Count if getattr(request, "dry_run", False) else operation.reply or msgspec.Struct

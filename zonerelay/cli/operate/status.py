@@ -214,8 +214,8 @@ def _why(each: answers.DestinationStatus, now: float, reply_class: str = "") -> 
 
 def _figures(each: answers.DestinationStatus, now: float, every: int) -> dict[str, str]:
     def count(deliveries: int) -> str:
-        """Format a number of deliveries. If only a sample was counted, 0 is shown as less than the sampling
-        interval.
+        """Format a number of deliveries, which may be an estimate from a sample. If only a sample was
+        counted, 0 is shown as less than the sampling interval.
         """
         if deliveries or every == 1:
             return text.short(deliveries)
@@ -232,7 +232,7 @@ def _figures(each: answers.DestinationStatus, now: float, every: int) -> dict[st
 
 
 def _narrow(destinations: Sequence[answers.DestinationStatus], now: float, every: int) -> Group:
-    """Return the destinations for a narrow terminal, two lines each: the numbers, and the last reply."""
+    """Return a table of destinations for a narrow terminal, with the last reply of each on a second line."""
     rows = []
     for each in destinations:
         name = f"{each.destination}{f' ({each.zone})' if each.zone != 'default' else ''}"

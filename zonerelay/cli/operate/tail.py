@@ -121,9 +121,7 @@ def transcript(arguments: Namespace) -> int:
 
 
 def said(line: TranscriptLine) -> Text:
-    """Format a protocol line from the relay's point of view: `<` was received, `>` was sent, `*` is a
-    note.
-    """
+    """Format a line of a transcript: `<` was received by the relay, `>` was sent by it, `*` is a note."""
     worker = "" if line.worker is None else f"{line.worker}."
     head = f"{_clock(line.at, 3)} {'in' if line.side == 'inbound' else 'out'} {worker}{line.session} "
     style = {"received": "cyan", "sent": "green"}.get(line.direction, "dim")

@@ -76,8 +76,8 @@ def run(path: Path) -> int:
 
 
 def try_out(settings: Settings, hostname: str, report: Report) -> list[str]:
-    """Check the files and objects that the configuration refers to, add problems to the report, and return
-    notes. Add problems to the report and return the notes.
+    """Check that the files and objects to which the configuration refers can be used. Add problems to the
+    report, and return the notes.
     """
     notes = list[str]()
     for at, listener in enumerate(settings.listener):
@@ -313,8 +313,8 @@ def _rights(settings: Settings) -> Iterator[str]:
 
 
 def show(arguments: Namespace) -> int:
-    """Print the configuration as TOML: all options, or only the changed or the default ones. Raise CliError
-    with all problems of the file.
+    """Print the configuration as TOML: all options, only those that were changed, or the defaults. Raise
+    CliError with all problems of the file.
     """
     if arguments.defaults:
         document = toml_text.defaults()

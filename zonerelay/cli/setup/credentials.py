@@ -88,8 +88,8 @@ def _change(
     asks: bool = False,
     advised: Path | None = None,
 ) -> None:
-    """Change a user, and print a message in which the user's name replaces `{}`. With `asks`, it gets a new
-    password. Advice about the file `advised` follows.
+    """Change a user in the credentials file, and print the message `said` with its name in place of `{}`.
+    With `asks`, it gets a new password. Advice about the file `advised` follows.
     """
     name = prepare_user(arguments.name)
 
@@ -294,7 +294,7 @@ def _users(path: Path, *, missing_ok: bool = False) -> dict[str, User]:
 
 
 def _known(arguments: Namespace, path: Path) -> User:
-    """Return the user that the command names. Raise CliError if it does not exist."""
+    """Return the user whose name was given on the command line. Raise CliError if it does not exist."""
     name = prepare_user(arguments.name)
     found = _users(path).get(name)
     if found is None:

@@ -1,4 +1,4 @@
-"""`zonerelay init DIR`: writes an initial configuration and systemd units, with paths that fit the directory.
+"""`zonerelay init DIR`: writes an initial configuration and systemd units for a relay in that directory.
 
 A relay below /etc is that of the machine: its spool is in /var/lib/zonerelay, and its user is zonerelay. Any
 other DIR holds all the relay's files, so that an ordinary user can start it at once; its user is the one who
@@ -72,7 +72,7 @@ def refuse_existing(*paths: Path, hint: str) -> None:
 
 
 def configuration(spool: Path | None) -> str:
-    """Return the text of the shipped configuration with this spool, or with the default spool for `None`."""
+    """Return the text of the shipped configuration file with this spool path, or with the default one."""
     line = f'#path = "{DEFAULT_SPOOL}"\n' if spool is None else f"path = {json.dumps(str(spool))}\n"
     text, count = _TRIAL_SPOOL.subn(line, _shipped("zonerelay.toml"))
     assert count == 1

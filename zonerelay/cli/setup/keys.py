@@ -1,4 +1,4 @@
-"""`cert self-signed` creates a key and a certificate for a first start, and prints the lines that use them.
+"""`cert self-signed` creates a key and a self-signed certificate, and prints the configuration for them.
 `dkim new` creates a key, and prints its DNS record and its configuration. `dkim check` checks the records in
 DNS.
 

@@ -126,9 +126,7 @@ async def _write_mail(
     done: MailCounts,
     change: Callable[[Message, Delivery], Delivery] = lambda _, delivery: delivery,
 ) -> None:
-    """Write the matching mail of one store, and report the progress and each message that cannot be
-    written.
-    """
+    """Export the matching mail of one store, and report progress and messages that cannot be written."""
     with output.progress(title) as reach:
 
         def saw(deliveries: int, skipped: UnusableMessage | None) -> None:
@@ -203,9 +201,7 @@ async def _import(settings: Settings, source: Source, home: Path, now: float) ->
 def loading(
     text: str, settings: Settings, store: Store, register: ImportRegister, *, messages: int, now: float
 ) -> Iterator[Loader]:
-    """Yield a loader for an import, which shows the progress and prints each message that cannot be
-    imported.
-    """
+    """Yield a `Loader` that shows the progress of an import and prints messages that cannot be imported."""
     with output.progress(text) as reach:
         seen = 0
 
@@ -224,9 +220,7 @@ def _tell(skipped: UnusableMessage) -> None:
 
 
 def check_rooms(spool: SpoolSettings, mail: int, beside: int) -> None:
-    """Raise CliError if the disks have not enough free space for the mail and the other files (sizes in
-    bytes).
-    """
+    """Raise CliError if there is not enough free space for the mail and the other files (sizes in bytes)."""
     home, guard = spool.path.parent, spool.min_free_space
     place = spool.path if spool.path.exists() else home
     if place.stat().st_dev == home.stat().st_dev:
@@ -256,9 +250,9 @@ _PAGE = 256 * 1024
 
 
 class BackupDescription(MailCounts, kw_only=True):
-    """The description of a backup, in `backup.json`. `made` is the Unix time whose state the backup contains.
-    `files` maps names to SHA-256 hashes. `missing` names files in the spool's directory that could not be
-    copied.
+    """The description of a backup, which is the content of its file `backup.json`. `made` is the Unix time
+    whose state the backup contains. `files` maps names to SHA-256 hashes. `missing` names files in the
+    spool's directory that could not be copied.
     """
 
     format: int = FORMAT
@@ -336,7 +330,7 @@ async def _backup(settings: Settings, draft: Path) -> BackupDescription:
 
 
 class _StoredKeyLine(msgspec.Struct):
-    """One line of the file of idempotency keys."""
+    """One line of a backup's file of idempotency keys."""
 
     identity: str
     kept: StoredKey

@@ -1,4 +1,4 @@
-"""Backs up, checks and migrates the files in the spool directory that cannot be recreated.
+"""Backs up, checks and migrates the files next to the spool that cannot be recreated.
 
 `files_of` lists them. A database is copied in the state of one moment, while its worker continues to write. A
 file that cannot be read is reported and never ends the command, because mail does not depend on it.
@@ -47,7 +47,7 @@ _SET_ASIDE = ": a relay renames an unusable history file and starts a new one"
 
 
 def files_of(settings: Settings) -> Iterator[tuple[str, Path]]:
-    """Yield the path of each file and directory to back up, with its name in the backup, even if it does not
+    """Yield the name in a backup, and the path, of each file or directory to back up, even if it does not
     exist.
     """
     home = settings.spool.path.parent
@@ -58,8 +58,9 @@ def files_of(settings: Settings) -> Iterator[tuple[str, Path]]:
 
 
 class CopiedFiles(msgspec.Struct):
-    """The files that were copied to or from another directory, by name. `kept` are files that the target
-    already has. `lost` are files that are damaged and were not copied, with the reason.
+    """The names of the files that were copied to or from another directory, and of those that were not.
+    `kept` are files that the target already has. `lost` are files that are damaged and were not copied, with
+    the reason.
     """
 
     copied: list[str] = msgspec.field(default_factory=list)
@@ -91,7 +92,7 @@ def save(settings: Settings, target: Path) -> CopiedFiles:
 
 
 def restore(settings: Settings, source: Path) -> CopiedFiles:
-    """Copy the files next to the spool back from a backup. An existing file with the same name and other
+    """Restore the files next to the spool from a backup. An existing file with the same name and other
     content is renamed. Existing suspensions and key registers stay valid, in addition to those of the backup.
     Raise OSError, OrdersError or TransferError if that fails.
     """
@@ -167,7 +168,7 @@ def _problem_in(file: Path) -> str:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return a file, or the files below a directory, except the WAL of a database, which is read with it."""
+    """Return this file or the files below this directory, except temporary files and the WAL."""
     skipped = ("-wal", "-shm", "-journal", durable.DRAFT)
     found = sorted(path.rglob("*")) if path.is_dir() else [path]
     return [file for file in found if file.is_file() and not file.name.endswith(skipped)]

@@ -120,8 +120,8 @@ def _source(settings: Settings) -> Iterator[Path]:
 def _enter_target(
     stack: contextlib.ExitStack, source: Settings, target: Settings, journal: MigrationJournal
 ) -> int:
-    """Choose the target's spools for the whole migration, and return the process id of a relay that uses the
-    others.
+    """Lock the target, choose its spools for the migration, and return the process id of a relay that uses
+    its other spools, or 0.
     """
     process = 0
     if _may_run(target):
@@ -182,7 +182,7 @@ def _confirm_orders(target: Settings, wanted: set[str]) -> None:
 
 
 def _patience(settings: Settings) -> float:
-    """Return the seconds after which the claims of a killed relay in a shared store have usually expired."""
+    """Return the seconds until the claims of a killed relay in a shared store have usually expired."""
     leases = {
         Backend.REDIS: settings.redis.lease,
         Backend.POSTGRES: settings.postgres.lease,

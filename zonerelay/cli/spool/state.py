@@ -123,7 +123,7 @@ def _check_one(
 
 
 def _place_for_copy(spool: SpoolSettings) -> Path:
-    """Return the directory for the temporary copy of a spool that is checked."""
+    """Return the directory in which a temporary copy of the spool is made for a check."""
     place = spool.path.parent
     if not os.access(place, os.W_OK | os.X_OK) or os.statvfs(place).f_flag & os.ST_RDONLY:
         return Path(tempfile.gettempdir())

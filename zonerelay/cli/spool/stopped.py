@@ -65,7 +65,7 @@ def stopped(settings: Settings) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def alongside(settings: Settings) -> Iterator[Path]:
-    """Create the directory that contains the spool if necessary, and yield it, while a relay may run. Raise
+    """Create the directory that contains the spool if necessary, and yield it; a relay may be running. Raise
     CliError if that fails.
     """
     with _private():
@@ -79,7 +79,7 @@ def alongside(settings: Settings) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def translated(consequence: str = KEPT) -> Iterator[None]:
-    """Convert errors of the store, the exchange format, the suspensions and a running relay to CliError."""
+    """Convert errors of the store, of transfers, of suspensions and of the control socket to CliError."""
     with (
         refused(StoreError, OSError, after=f". {consequence}"),
         refused(TransferError, OrdersError, ControlError, status=USAGE),

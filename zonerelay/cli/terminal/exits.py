@@ -35,7 +35,7 @@ def complain(words: str) -> None:
 def refused(
     *errors: type[Exception], status: int = FAILED, before: str = "", after: str = ""
 ) -> Iterator[None]:
-    """Convert these exceptions to CliError, with text before and after the message."""
+    """Convert these exceptions in the block to CliError, with text before and after the message."""
     try:
         yield
     except errors as error:

@@ -94,7 +94,7 @@ def console(stream: TextIO | None = None) -> Console:
 
 @dataclass(frozen=True)
 class ByWidth:
-    """A view that is wide or narrow, depending on the width of the terminal."""
+    """Content that has a wide and a narrow form, of which the width of the terminal selects one."""
 
     least: int
     wide: Callable[[], RenderableType]
@@ -107,9 +107,7 @@ class ByWidth:
 def tabular(
     *, cut: Collection[str] = (), wide: Collection[str] = ()
 ) -> Callable[[Callable[[R], Row]], Callable[[Iterable[R]], RenderableType]]:
-    """Return a decorator that turns a function for the cells of one row into one for the table of all
-    rows.
-    """
+    """Return a decorator that converts a function for the cells of a row into one for a whole table."""
     return lambda cells: lambda rows: table(map(cells, rows), cut=cut, wide=wide)
 
 
@@ -199,7 +197,7 @@ def frames_seen(title: str) -> Iterator[Callable[[msgspec.Struct], None]]:
 
 
 def completeness(end: EndFrame) -> int:
-    """Print which workers a list does not include, and return the exit status."""
+    """Print which workers have not answered, so that a list is incomplete, and return the exit status."""
     for missing in end.missing:
         tell(f"Missing in this answer: {missing}")
     return FAILED if end.missing else OK

@@ -39,7 +39,7 @@ def short(count: int) -> str:
 
 
 def path(sender: str | None) -> str:
-    """Format a sender, with `<>` for the null sender and `?` if its message could not be read."""
+    """Format an envelope sender, with `<>` for the null sender and `?` if its message could not be read."""
     if sender is None:
         return "?"
     return clean(sender) or "<>"

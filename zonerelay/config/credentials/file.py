@@ -153,7 +153,7 @@ def check_name(name: str) -> None:
 
 
 def check_priority(name: str) -> Priority:
-    """Return the priority with this name. Raise ValueError if there is none."""
+    """Return the priority with this name, such as `bulk`. Raise ValueError if there is none."""
     return Priority(str(convert.choice(name, _PRIORITY)))
 
 
@@ -203,9 +203,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def refuse_too_large(path: Path, text: str, most: int | None = None) -> None:
-    """Raise CredentialsError if this text is too large for the relay to read, unless the file was even larger
-    before.
-    """
+    """Raise CredentialsError if the new text of a file is too large for the relay and not a reduction."""
     size, most = len(text.encode()), MAX_FILE if most is None else most
     if size > most and (not path.exists() or size >= path.stat().st_size):
         remedy = "remove entries that are not needed. Nothing was changed"

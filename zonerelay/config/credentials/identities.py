@@ -92,8 +92,8 @@ class Identities:
         self._by_name: dict[str, Token] = {}
 
     def identify(self, text: str) -> Token | None:
-        """Return the API token whose text this is if it is valid, or None. Raise IdentitiesError if the file
-        is unusable.
+        """Return the API token with this text if it is valid, or None otherwise. Raise IdentitiesError if the
+        file is unusable.
         """
         self._refresh()
         # The time of a lookup by hash reveals nothing, because nobody can choose the hash of a text.
@@ -104,8 +104,8 @@ class Identities:
         return None if found is None or 0 < found.expires <= self._now() else found
 
     def named(self, name: str) -> Token | None:
-        """Return the API token with this name while it is valid, or None. A session or stream ends when the
-        result is not equal to the token that began it.
+        """Return the API token with this name if it is valid, or None otherwise. A session or stream ends
+        when the result is not equal to the token that began it.
 
         Raise IdentitiesError if the file is unusable.
         """

@@ -68,7 +68,7 @@ def check_hash(text: str) -> None:
 
 
 def nobodys_hash(hashes: Iterable[str]) -> str:
-    """Return a hash that no password matches, with the cost that most of these hashes have."""
+    """Return a hash that no password matches, with the most frequent cost parameters of these hashes."""
     ours = f"$argon2id$v=19$m={MEMORY},t={PASSES},p={LANES}"
     costs = Counter(hashed.rsplit("$", 2)[0] for hashed in hashes)
     cost = costs.most_common(1)[0][0] if costs else ours

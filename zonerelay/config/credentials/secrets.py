@@ -1,4 +1,5 @@
-"""Reads secrets from the places that the configuration names. No message of this module contains a secret.
+"""Reads secrets from the files and environment variables that the configuration names. No message of this
+module contains a secret.
 
 A place is a file, an environment variable (`env:NAME`), or a credential from systemd (`credential:NAME`, a
 file in $CREDENTIALS_DIRECTORY).
@@ -19,8 +20,8 @@ class SecretError(ValueError):
 
 
 def read_secret(reference: str, environment: Mapping[str, str]) -> str:
-    """Read the secret that a reference names: a file or an environment variable. Raise SecretError if it
-    cannot be read.
+    """Read the secret to which a reference points: the content of a file or of an environment variable. Raise
+    SecretError if it cannot be read.
     """
     kind, _, name = reference.partition(":")
     if kind == "env" and not reference.startswith("/"):
@@ -51,8 +52,8 @@ def read_secret(reference: str, environment: Mapping[str, str]) -> str:
 
 
 def secret_path(reference: str, environment: Mapping[str, str]) -> Path | None:
-    """Return the file that a reference to a secret names, or None for an environment variable. Raise
-    SecretError on failure.
+    """Return the path of the file to which a secret's reference points, or None for an environment variable.
+    Raise SecretError on failure.
     """
     if reference.startswith("/"):
         return Path(reference)

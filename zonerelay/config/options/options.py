@@ -79,7 +79,7 @@ def choice(default: Choice) -> Choice:
 
 
 def choice_or(word: str, of: type[Choice]) -> Choice | None:
-    """Declare an option with fixed choices, or `word`, which is the default and becomes `None`."""
+    """Declare an option with fixed choices, or `word`, which is the default and is converted to `None`."""
     return _field(None, Option(convert.choice, choices=of, word=word))
 
 

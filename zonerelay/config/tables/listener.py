@@ -26,7 +26,7 @@ DROP, ALIASES = "/var/spool/zonerelay", "/etc/aliases"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendmailSettings:
-    """The files of sendmail(1) on this machine (docs/send/applications.md)."""
+    """The paths of the files that sendmail(1) uses on this machine (docs/send/applications.md)."""
 
     drop: Path = declare.path(Path(DROP))
     """The directory in which sendmail stores a message while the relay does not respond, for the relay to
@@ -251,9 +251,7 @@ class ListenerSettings:
 
 
 def _open_to_all(networks: Iterable[Network]) -> str:
-    """Return the networks that are too wide to belong to one owner, after merging adjacent ones, as text, or
-    "".
-    """
+    """Return the networks that are too wide for one owner as text, or ""; adjacent ones are merged."""
     listed = list(networks)
     ipv4 = ipaddress.collapse_addresses(each for each in listed if isinstance(each, ipaddress.IPv4Network))
     ipv6 = ipaddress.collapse_addresses(each for each in listed if isinstance(each, ipaddress.IPv6Network))
@@ -294,8 +292,8 @@ def _relaying_problems(listener: ListenerSettings, *, takes_reports: bool) -> Fi
 
 
 def _trust_problems(listener: ListenerSettings) -> Findings:
-    """Yield problems of proxy lists: networks so wide that any client could forge its address, and networks
-    on a Unix socket.
+    """Yield problems of lists of trusted proxies: networks so wide that any client could forge its address,
+    and networks on a Unix socket.
     """
     is_unix, instead = listener.address.startswith("unix:"), 'an address, such as "127.0.0.1:2526"'
     no_address = "cannot be used on a Unix socket, whose clients have no address"

@@ -132,8 +132,8 @@ class DkimSettings:
 
 
 def dkim_advice(keys: Sequence[DkimSettings], zones: Sequence[ZoneSettings], hostname: str) -> Findings:
-    """Yield warnings about the DKIM keys. The From field of the relay's own DSNs has its host name
-    (message/dsn.py).
+    """Yield warnings if DSNs could not be signed, because no DKIM key is for the relay's host name. The From
+    field of the relay's own DSNs has its host name (message/dsn.py).
     """
     if keys and not any(_covers_dkim(key.domain, hostname.lower()) for key in keys):
         for at, zone in enumerate(zones):

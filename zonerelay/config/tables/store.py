@@ -153,7 +153,7 @@ def spool_problems(spool: SpoolSettings) -> Findings:
 
 
 def _keeps_secrets(admin: AdminSettings) -> bool:
-    """Return whether clients never send tokens unencrypted, because of loopback, TLS or a proxy with TLS."""
+    """Return whether tokens never cross a network unencrypted, because of loopback, TLS or a TLS proxy."""
     return parse_listen(admin.address).is_loopback or bool(admin.certificate or admin.proxy_networks)
 
 
@@ -242,8 +242,8 @@ comes at once, are written again before their space is free.
 
 
 def space_guard(spool: SpoolSettings) -> int:
-    """Return the free space in bytes below which new mail is refused, or 0 for none. With LevelDB it is at
-    least what LevelDB needs.
+    """Return the free space in bytes below which new mail is refused, or 0 if there is no such limit. With
+    LevelDB it is at least what LevelDB needs.
     """
     if spool.backend is not Backend.LEVELDB or not spool.min_free_space:
         return spool.min_free_space
@@ -579,7 +579,7 @@ class WebhookAddresses(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSettings:
-    """An HTTP endpoint that receives signed events of mail (docs/operate/webhooks.md)."""
+    """An HTTP endpoint that receives signed events about mail (docs/operate/webhooks.md)."""
 
     name: str = declare.text("webhook", form=forms.name)
     """The name in logs, metrics and zonerelay webhook."""
@@ -643,7 +643,7 @@ def webhook_keys(webhook: WebhookSettings, environment: Mapping[str, str]) -> tu
 
 
 def check_webhook_key(place: str, secret: str) -> None:
-    """Raise SecretError if events cannot be signed with the secret."""
+    """Raise SecretError if the secret is not a valid key for signing events."""
     kind, _, encoded = secret.partition("_")
     try:
         octets = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)

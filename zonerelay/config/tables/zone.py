@@ -180,7 +180,7 @@ WEAK_TLS = {TlsMode.NONE, TlsMode.OPPORTUNISTIC}
 
 
 class SourceUnit(enum.StrEnum):
-    """The unit that is assigned to one source: each message, or all mail of a sender."""
+    """Whether a source address is chosen for each message, or for all mail of a sender."""
 
     MESSAGE = "message"
     SENDER = "sender"
@@ -388,8 +388,8 @@ def zone_problems(
 
 
 def check_shares(zones: Sequence[ZoneSettings], report: Report) -> tuple[ZoneSettings, ...]:
-    """Return the zones with their limits per destination reduced to the limit of the zone. Refuse a larger
-    limit that the file contains.
+    """Return the zones, with a limit per destination that exceeds the limit of the zone reduced to it. Refuse
+    a larger limit that the file contains.
     """
     key = "max_connections_per_destination"
     for at, zone in enumerate(zones):
@@ -464,7 +464,7 @@ class SourceSettings:
 
 
 def check_sources(sources: Sequence[SourceSettings], zones: Sequence[ZoneSettings], report: Report) -> None:
-    """Refuse combinations of sources with which a zone could not send its mail. Names of sources are checked
+    """Report combinations of sources with which a zone could not send its mail. Names of sources are checked
     before.
     """
     known = {source.name: source for source in sources}
@@ -520,8 +520,8 @@ def _problem_beside(text: str, before: tuple[str, ...]) -> str:
 def destination_problems(
     entry: "DestinationSettings", zones: Sequence[ZoneSettings], *, trusts_dns: bool
 ) -> Findings:
-    """Yield the problems of a destination. `trusts_dns`: [dns] declares that answers are validated, as DANE
-    needs.
+    """Yield the problems of a [[destination]] table. `trusts_dns`: [dns] declares that answers are validated,
+    as DANE needs.
     """
     if entry.tls_names and entry.tls_certificates:
         whatever = "the names in these certificates are not checked; remove tls_names"

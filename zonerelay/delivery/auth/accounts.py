@@ -76,7 +76,7 @@ class Account:
 
     @contextlib.asynccontextmanager
     async def one_at_a_time(self, material: str) -> AsyncIterator[None]:
-        """Hold the account's lock for one login."""
+        """Hold the account's lock, so that only one login runs at a time."""
         try:
             async with asyncio.timeout(PATIENCE if self.is_proven(material) else None):
                 await self._lock.acquire()
@@ -103,7 +103,7 @@ class Account:
         return True
 
     def not_tried(self, epoch: int) -> None:
-        """Allow another login attempt after a host ended one without refusing the credential."""
+        """Allow another login attempt, because the last one ended without a refusal of the credential."""
         if epoch == self.epoch:
             self._until = 0.0
 
@@ -138,7 +138,7 @@ class Account:
 
     @property
     def is_known(self) -> bool:
-        """Whether a login was tried, so that its result predicts that of the next one."""
+        """Whether a login has succeeded or failed, so that its result predicts that of the next one."""
         return bool(self._proven or self.problem)
 
     def doubt(self) -> None:
@@ -192,8 +192,8 @@ class RefreshTokenFiles:
         self._directory = directory
 
     def current(self, credential: str, original: str) -> str:
-        """Return the refresh token that has replaced the operator's, or else the operator's own token
-        (`original`). Raise SecretError.
+        """Return the stored refresh token that replaces the operator's token `original`, or else `original`.
+        Raise SecretError.
         """
         path = self._path(credential)
         try:

@@ -81,7 +81,7 @@ class StaleTokenError(Exception):
 
 
 def _no_login(account: Account, scope: Scope) -> NoLogin:
-    """Return the error for mail that cannot be sent because the account has a problem."""
+    """Return the error for mail that cannot be sent because its credential cannot log in."""
     where = f" at {account.host}" if account.host else ""
     why = account.problem or "the credential has changed"
     text = f"zone {account.zone} cannot log in{where}: {why}"
@@ -216,8 +216,8 @@ class Logins:
     def configure(
         self, credentials: Sequence[CredentialSettings], senders: Senders, zones: Sequence[ZoneSettings]
     ) -> None:
-        """Apply new settings. A credential that was refused may be tried again. `senders` is described in
-        `senders_of`.
+        """Apply new settings of credentials and zones. A credential that was refused may be tried again.
+        `senders` is described in `senders_of`.
         """
         old = self._credentials
         self._credentials = {each.name: each for each in credentials} | self._mailboxes
@@ -244,7 +244,7 @@ class Logins:
                 self.resume(key[0])
 
     def provide(self, credential: CredentialSettings) -> None:
-        """Add the credential of a mailbox, whose name is that of its zone. An earlier refusal
+        """Add the credential of an outbox mailbox, under the name of the mailbox's zone. An earlier refusal
         is forgotten.
         """
         name = credential.name
@@ -421,7 +421,7 @@ def senders_of(credentials: Sequence[CredentialSettings]) -> Senders:
 
 
 def first_for(sender: str, zone: ZoneSettings, senders: Senders) -> str:
-    """Return the name of the zone's first credential for this envelope sender, or `""`."""
+    """Return the name of the zone's first credential for this envelope sender, or `""` if there is none."""
     return next((name for name in zone.credentials if name not in senders or senders[name].match(sender)), "")
 
 

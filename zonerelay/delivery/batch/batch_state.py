@@ -103,7 +103,7 @@ class SentBody:
             self.whole = True
 
     async def next(self) -> bytes:
-        """Return the next chunk after `head`, or `b""` at the end."""
+        """Return the next chunk of the body (the first one is `head`), or `b""` at the end."""
         self.spent = True
         return self._count(await anext(self._pieces, b""))
 
@@ -161,7 +161,7 @@ async def run_transaction(
 
 
 def unreadable(error: StoreError) -> Reply:
-    """Return the deferral for a message that the store cannot read."""
+    """Return the reply with which deliveries of a message that cannot be read are deferred."""
     return Reply(451, "3.0", f"the message could not be read from the store: {error}")
 
 
@@ -296,7 +296,9 @@ class BatchState:
         """The latest host whose TLS does not meet the message's demand, although other mail demands less."""
 
     def send(self, rendered: RenderedMessage) -> None:
-        """Send this rendition instead of the stored message. Call it before anything is sent."""
+        """Send this message, as modified for the zone, instead of the stored one. Call it before anything is
+        sent.
+        """
         self.message, self._read_body = rendered.message, rendered.read_body
         self.body = SentBody(self._read_body, self.message, self._check_claim)
 
@@ -323,7 +325,7 @@ class BatchState:
             await self.body.open()
 
     def transaction(self, session: OutgoingSession) -> ClientTransaction | None:
-        """Return the transaction for the open recipients that this peer can serve, or None if
+        """Return a transaction for the recipients without an outcome that this peer can serve, or None if
         there are none.
         """
         asking = self._servable(session)
@@ -371,7 +373,7 @@ class BatchState:
         return len(self.open) < len(self._known)
 
     def settle_open(self, outcome: Outcome) -> None:
-        """Record the same final outcome for every open recipient."""
+        """Record this final outcome for every recipient that has none yet."""
         for index in self.open:
             self._known[index] = outcome
         self.open = []
@@ -397,23 +399,21 @@ class BatchState:
             self.undecided(outcome)
 
     def give_up(self) -> None:
-        """Make the tentative outcomes of the open recipients final."""
+        """Make tentative outcomes final, for the recipients without a final outcome."""
         for index in self.open:
             self._known[index] = self._tentative[index]
         self.open = []
 
     def undecided(self, outcome: Outcome) -> None:
-        """Record this deferral for the open recipients that no host has deferred yet, because some hosts were
-        not tried.
-        """
+        """Record this deferral for recipients that no host has deferred, if some hosts were not tried."""
         for index in self.open:
             known = self._tentative[index]
             if known is None or known.verdict is Verdict.BOUNCED:
                 self._tentative[index] = outcome
 
     def _refuse_open(self, reply: Reply, peer: Peer) -> None:
-        """Bounce the open recipients without sending the message, because the peer announced that it would
-        refuse it.
+        """Bounce the remaining recipients without sending the message, because the peer announced that it
+        would refuse it.
         """
         self.settle_open(
             Outcome(Verdict.BOUNCED, reply, Scope.MESSAGE, peer.host, peer.address, peer.tls, local=True)
@@ -448,8 +448,8 @@ class BatchState:
             self._leave_out([index for index in self._asking if self._known[index] is None], peer)
 
     def _suspect(self, transaction: ClientTransaction) -> None:
-        """Record the outcomes of a transaction whose refusal may be about the connection. Recipients without
-        a reply of their own stay open.
+        """Record the outcomes of a transaction that may have been refused because of the connection.
+        Recipients without a reply of their own stay open.
 
         They are deferred without an attempt if nothing is left to try, even after a permanent refusal.
         """
@@ -467,7 +467,7 @@ class BatchState:
         self.open = [index for index in self.open if self._known[index] is None]
 
     def _leave_out(self, indices: Sequence[int], peer: Peer) -> None:
-        """Record that the recipients need another transaction."""
+        """Record that these recipients were left out of the transaction and need another one."""
         later = Outcome(
             Verdict.DEFERRED, OVERFLOW, Scope.RECIPIENT, peer.host, peer.address, peer.tls, counts=False
         )
@@ -519,9 +519,7 @@ class BatchState:
         return self._is_young and not session.has_taken_mail
 
     def _within_limits(self, servable: list[int], session: OutgoingSession) -> list[int]:
-        """Return the recipients that the next transaction may name, or none if this connection cannot serve
-        them.
-        """
+        """Return the recipients that the next transaction may have under the peer's limits, possibly none."""
         zone, deliveries, limits = self.batch.zone, self.batch.deliveries, session.capabilities.limits
         most = self.batch.rcptdomainmax = limits.rcptdomainmax
         asking = servable
@@ -553,7 +551,7 @@ PASSWORDS_OFF = "7.30"
 def without_auth_bounces(
     outcomes: Sequence[Outcome | None], zone: str, *, require_tls: bool
 ) -> list[Outcome | None]:
-    """Replace bounces that a next hop gave for a missing or wrong login by deferrals. `require_tls` is true
+    """Replace bounces because of a missing or wrong login at a next hop by deferrals. `require_tls` is true
     if the message requires TLS on every hop.
     """
     return [None if each is None else _without_auth_bounce(each, zone, require_tls) for each in outcomes]
@@ -584,7 +582,7 @@ def _without_auth_bounce(outcome: Outcome, zone: str, require_tls: bool) -> Outc
 def _of_one_domain(
     domains: set[str], deliveries: Sequence[Delivery], wanted: list[int], most: int | None
 ) -> list[int]:
-    """Return the recipients in the first domain for which the connection may still name recipients."""
+    """Return the recipients in the first domain that the limit on domains per connection allows."""
     if len(wanted) == 1 and most is None:  # the usual case
         return wanted
     for index in wanted:
@@ -595,9 +593,7 @@ def _of_one_domain(
 
 
 def _has_room(domains: set[str], domain: str, most: int) -> bool:
-    """Return true if recipients in the domain may be named on the connection, and count the domain if it is
-    new.
-    """
+    """Return whether RCPT commands for this domain may be sent on the connection; a new domain is counted."""
     if len(domains) < most:
         domains.add(domain)
     return domain in domains

@@ -1,4 +1,4 @@
-"""Delivers batches to hosts, over an idle connection or new ones, up to the last MX host.
+"""Delivers batches to hosts, over idle or new connections, and tries the MX hosts in order.
 
 The courier reads the first chunk of the body and uses an idle connection if there is one. Otherwise it opens
 connections to the route's hosts in the order of preference (equal hosts shuffled, RFC 5321 5.1) until every
@@ -229,9 +229,7 @@ class SmtpCourier:
             await self._find_takers(state, slot)
 
     async def _attempt_from_sources(self, state: BatchState) -> None:
-        """Try to deliver from the batch's own source, and from the next one if that source cannot be used
-        here.
-        """
+        """Try to deliver from the source chosen for the batch, and from the next one if it cannot be used."""
         batch = state.batch
         while state.open:
             key = self.sources.choose(batch.zone, batch.route, batch.message, state.unfit)
@@ -247,7 +245,7 @@ class SmtpCourier:
             state.unfit.add(key.source.name)
 
     async def _find_takers(self, state: BatchState, slot: Slot | None) -> None:
-        """Try new connections one after the other until no recipient is open or nothing is left to try."""
+        """Try new connections until all recipients have an outcome or nothing is left to try."""
         terms = state.terms
         try:
             async with aclosing(self._endpoints(state)) as endpoints:
@@ -274,7 +272,7 @@ class SmtpCourier:
     async def _open(
         self, state: BatchState, slot: Slot, host: MxHost, ip: str, plan: TlsRequirements
     ) -> OutgoingSession | HostFailure:
-        """Open a connection, which then owns the slot, or return the reason why that failed."""
+        """Open a connection and return its session, which owns the slot, or the reason for the failure."""
         terms = state.terms
         state.opening = f"{host.name} [{join_port(ip, host.port)}]"
         slot.record = self._record(state, host.name, join_port(ip, host.port), None)
@@ -299,7 +297,7 @@ class SmtpCourier:
         return session
 
     def _report_skipped(self, session: OutgoingSession, line: str) -> None:
-        """Report a skipped line without a code, at most once a day per host."""
+        """Report a line that was skipped because it has no reply code, at most once a day per host."""
         peer = session.peer
         if line and peer.address not in self._seen_skipped:
             self._seen_skipped.add(peer.address)
@@ -308,9 +306,7 @@ class SmtpCourier:
     def _record(
         self, state: BatchState, host: str, peer: str, before: SessionRecorder | None
     ) -> SessionRecorder | None:
-        """Return the record of a connection that carries this batch, if an operator has started a transcript
-        of it.
-        """
+        """Return the transcript recorder for a connection of this batch, or None if nothing is recorded."""
         if not self.events.transcripts.on:
             return None
         names = {state.terms.route.name, host, peer, *(each.domain for each in state.batch.deliveries)}
@@ -335,7 +331,8 @@ class SmtpCourier:
     async def _endpoints(
         self, state: BatchState
     ) -> AsyncGenerator[tuple[MxHost, str, TlsRequirements], None]:
-        """Yield hosts and addresses to try. A host that cannot be found counts as tried.
+        """Yield each host and address to try, with its TLS requirements. A host that cannot be found counts
+        as tried.
 
         A host that lacks what the message needs does not count.
         """
@@ -399,7 +396,7 @@ class SmtpCourier:
         return structs.replace(found, ips=reachable)
 
     async def _use(self, session: OutgoingSession, state: BatchState) -> bool:
-        """Run transactions on a connection until no recipient is open or the connection can serve no more.
+        """Run transactions on a connection until all recipients have an outcome or no more are possible.
 
         Return true if the peer's limits ended it and another connection to the host may serve more. If the
         host may have too many connections, an idle one continues.
@@ -420,7 +417,7 @@ class SmtpCourier:
             session = another
 
     async def _run(self, session: OutgoingSession, state: BatchState) -> bool:
-        """Run transactions as `_use` does, only on this connection."""
+        """Run transactions as `_use` does, but only on this connection."""
         in_step, transaction = False, None
         protocol = session.protocol
         if self.events.transcripts.on or protocol.record is not None:
@@ -462,8 +459,8 @@ class SmtpCourier:
     def _is_suspect(
         self, transaction: ClientTransaction, session: OutgoingSession, state: BatchState
     ) -> bool:
-        """Return true if the refusal that ended a transaction may be about the connection, and end the
-        connection.
+        """Return whether the refusal that ended a transaction may be about the connection, which then gets no
+        more mail.
 
         Learn from a transaction that was repeated on another connection.
         """
@@ -486,8 +483,8 @@ class SmtpCourier:
         return suspect is not None
 
     def _hear(self, transaction: ClientTransaction, session: OutgoingSession, state: BatchState) -> None:
-        """Record replies that refuse the source address. Recipients of one transaction usually share their
-        reply.
+        """Record replies in which the peer rejects the source address. Recipients of one transaction usually
+        share their reply.
         """
         replies = {
             outcome.reply

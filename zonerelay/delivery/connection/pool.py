@@ -70,8 +70,8 @@ class _DestinationSlots(msgspec.Struct):
 
 
 class ConnectionPool:
-    """The connection pool of one courier. Belongs to one event loop. `shared` returns the allowances if other
-    workers share the limits.
+    """The connection pool of one `SmtpCourier`. Belongs to one event loop. `shared` returns the allowances if
+    other workers share the limits.
     """
 
     def __init__(self, *, quit_timeout: float, shared: AllowanceOf | None = None) -> None:
@@ -117,7 +117,9 @@ class ConnectionPool:
         return session
 
     async def acquire(self, terms: Terms) -> OutgoingSession | Slot:
-        """Return an idle connection, or the right to open one. Wait while there is neither."""
+        """Return an idle connection, or a `Slot`, which is the right to open one. Wait while there is
+        neither.
+        """
         place = object()
         try:
             while (session := self.take(terms)) is None:
@@ -129,7 +131,7 @@ class ConnectionPool:
             self._leave_line(terms.zone.name, place)
 
     async def reserve(self, terms: Terms) -> Slot:
-        """Return the right to open a connection, after waiting for capacity."""
+        """Wait until the limits allow another connection, and return the right to open it."""
         place = object()
         try:
             while not self._has_room(terms, place):
@@ -156,13 +158,13 @@ class ConnectionPool:
             self._keep(session, session.terms.zone.connection_idle_timeout, more=more)
 
     def abort(self, session: OutgoingSession) -> None:
-        """Close a connection immediately, although a command has not received its reply."""
+        """Close a connection immediately, even if a command on it still waits for its reply."""
         if not session.slot.released:
             self._closing[session.slot.zone][session.slot] = asyncio.get_running_loop().time()
         session.protocol.abort()
 
     def relieve(self, zone: str) -> None:
-        """Close idle connections in a zone, because other workers are waiting for their slots."""
+        """Close idle connections of a zone whose slots other workers are waiting for."""
         if self._shared is None:
             return
         allowance = self._shared(zone)
@@ -208,7 +210,7 @@ class ConnectionPool:
     # Idle connections.
 
     def take(self, terms: Terms) -> OutgoingSession | None:
-        """Return an idle connection for these terms, or None."""
+        """Remove an idle connection that fits these terms from the pool and return it, or return None."""
         pool_key = terms.pool_key
         while waiting := self._idle_of.get(pool_key):
             slot, session = waiting.popitem()
@@ -310,7 +312,9 @@ class ConnectionPool:
         return any(sum(line.open for line in lines.values() if line.limit <= most) >= most for most in limits)
 
     def _is_allowed(self, terms: Terms) -> bool:
-        """Return whether the limits allow this worker another connection. A refusal records a request."""
+        """Return whether the limits that the workers share allow this worker another connection. A refusal
+        records a request.
+        """
         if self._shared is None:
             return True
         route, zone = terms.route, terms.zone
@@ -348,7 +352,7 @@ class ConnectionPool:
             self._dismiss(min(longest, key=lambda each: (each.expects_more, each.transactions > 1)))
 
     def _evict_at(self, route: Route) -> None:
-        """Close an idle connection at the route's site, preferably one of the same destination."""
+        """Close an idle connection to the route's hosts, preferably one of the same destination."""
         if there := self._idle_at(route):
             own = (session for session in there if session.slot.line == route.destination)
             self._dismiss(next(own, there[0]))
@@ -381,7 +385,5 @@ class ConnectionPool:
 
 
 def _ahead(line: dict[object, None], place: object) -> int:
-    """Return the number of waiters ahead of a place in the queue, or all of them if the place is not in the
-    queue.
-    """
+    """Return the number of waiting tasks before this place in the queue, or of all if it is not in it."""
     return next((number for number, each in enumerate(line) if each is place), len(line))

@@ -133,7 +133,7 @@ class ClientProtocol(asyncio.Protocol):
 
     @property
     def skipped(self) -> str:
-        """The last line that was skipped because it had no reply code, or `""`."""
+        """The last line from the peer that was skipped because it had no reply code, or `""`."""
         return self._parser.skipped
 
     @property
@@ -169,7 +169,8 @@ class ClientProtocol(asyncio.Protocol):
         raise ConnectionLostError("connection lost")
 
     async def drain(self, timeout: float) -> None:
-        """Wait while the peer reads more slowly than we write. Return when it catches up or sends a reply.
+        """Wait while the peer reads more slowly than the relay writes. Return when it catches up or sends a
+        reply.
 
         Raise ConnectionLostError.
         """
@@ -248,8 +249,8 @@ class ClientProtocol(asyncio.Protocol):
 
 
 class Slot(msgspec.Struct, eq=False):
-    """The right to have one connection. `release` may be called more than once. `record` is the transcript of
-    the connection, if any.
+    """The right to have one open connection, within the limits of its zone and its destination. `release` may
+    be called more than once. `record` is the transcript of the connection, if any.
     """
 
     zone: str
@@ -286,7 +287,7 @@ IN_CLEAR = tls_plan.PeerVerification("none")
 
 @dataclass(slots=True, eq=False)
 class OutgoingSession:
-    """A connection that is ready for transactions, with the known facts about the peer."""
+    """A connection that is ready for transactions, with the extensions and the identity of the peer."""
 
     protocol: ClientProtocol
     peer: Peer
@@ -322,7 +323,7 @@ class OutgoingSession:
         self.max_transactions = min(most, self.capabilities.limits.mailmax or most)
 
     def suits(self, terms: Terms) -> bool:
-        """Return whether the connection may carry mail on terms with the same pool key."""
+        """Return whether the connection may carry mail with these terms, whose pool key is the same."""
         only_for = self.proof.only_for
         return self.terms.cover(terms) and (not only_for or terms.route.name == only_for)
 
@@ -333,7 +334,9 @@ _OpenAttempt = Callable[[TlsRequirements], Awaitable[OutgoingSession]]
 
 @dataclass(frozen=True, slots=True)
 class SessionOpener:
-    """Opens sessions. HostFailure is raised on failure. After any exception no socket stays open."""
+    """Opens outgoing SMTP connections, including TLS and login. HostFailure is raised on failure. After any
+    exception no socket stays open.
+    """
 
     settings: DeliverySettings
     tls: TlsPolicy
@@ -383,9 +386,7 @@ class SessionOpener:
     async def _open_asking_twice(
         self, key: str, plan: TlsRequirements, attempt: _OpenAttempt
     ) -> OutgoingSession:
-        """Open a session. If the host does not answer the TLS handshake, it is tried once more with a smaller
-        handshake.
-        """
+        """Open a session, with a second, smaller TLS handshake if the host does not answer the first."""
         try:
             return await attempt(plan)
         except TlsFailure as failure:
@@ -507,7 +508,7 @@ class _Greeter:
         self._transport: asyncio.Transport | None = None
 
     async def run(self) -> Capabilities:
-        """Prepare the connection as the plan requires and return the server's extensions. Raise
+        """Read the greeting, send EHLO, start TLS as planned, and return the server's extensions. Raise
         HostFailure.
         """
         await self._connect()
@@ -553,7 +554,7 @@ class _Greeter:
             raise self._failure(OpeningStep.GREETING, error) from error
 
     def open_transport(self) -> asyncio.Transport:
-        """Return the open transport. Raise HostFailure if the peer has closed it."""
+        """Return the asyncio transport of the connection. Raise HostFailure if the peer has closed it."""
         if self._transport is None or self._transport.is_closing():
             raise HostFailure(
                 Reply(451, "4.2", f"{self.address} closed the connection"), address=self.address
@@ -561,7 +562,9 @@ class _Greeter:
         return self._transport
 
     def hand_over(self) -> asyncio.Transport:
-        """Return the open transport, which then belongs to the caller. Raise HostFailure."""
+        """Return the asyncio transport of the connection, which then belongs to the caller. Raise
+        HostFailure.
+        """
         transport = self.open_transport()
         if self._reader.parser.has_input:
             text = f"{self.address} sent an unsolicited reply"
@@ -581,7 +584,7 @@ class _Greeter:
 
     @property
     def skipped(self) -> str:
-        """Return the last line that was skipped because it had no reply code, or `""`."""
+        """The last line from the peer that was skipped because it had no reply code, or `""`."""
         return self._reader.parser.skipped
 
     def abort(self) -> None:

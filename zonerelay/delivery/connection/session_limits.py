@@ -126,7 +126,9 @@ class HostOrder:
             self._down.pop(key, None)
 
     def failed(self, host: MxHost, ip: str, failure: HostFailure) -> None:
-        """Record that a host has failed. Connections that fail at the same time count as one failure."""
+        """Record a failed attempt, after which a host that seems to be down is tried last for some time.
+        Connections that fail at the same time count as one failure.
+        """
         if not failure.down:
             if failure.asked:
                 self.talked(host, ip)
@@ -178,8 +180,8 @@ same reason.
 
 
 class Suspect(msgspec.Struct, frozen=True):
-    """A rejection that may be caused by a limit of the connection. `messages` counts those that the session
-    carried before it.
+    """A rejection that may be caused by the server's limit on messages per connection or on connections.
+    `messages` counts those that the session carried before it.
 
     `others` is the number of other open connections to the host, if the refusal may be about their number.
     """
@@ -227,7 +229,7 @@ class SessionLimits:
     def suspect(
         self, session: OutgoingSession, transaction: ClientTransaction, *, others: int
     ) -> Suspect | None:
-        """Return the refusal that ended the transaction if it may be about the connection.
+        """Return the refusal that ended the transaction, if a limit on connections may be the cause.
 
         Call it after every transaction, because it also notes what the session has delivered. `others` is the
         number of other open connections to the host.
@@ -253,7 +255,7 @@ class SessionLimits:
     def still_suspect(
         self, suspect: Suspect, session: OutgoingSession, transaction: ClientTransaction, *, others: int
     ) -> Suspect | None:
-        """Learn the cause of a suspect refusal from the next transaction, on another connection to the
+        """Learn the cause of a suspicious refusal from the next transaction, on another connection to the
         address.
 
         Return None if it has shown what the refusal was about. `others` has the same meaning as in `suspect`.
@@ -317,7 +319,7 @@ class UsedExtensions:
         self._took_mail = ExpiringSet[str](clock, REMEMBER_FOR)
 
     def failure(self, address: str) -> str:
-        """Return the reason why a host (`ip:port`) is sent DATA instead of BDAT, or `""`."""
+        """Return the reason why a host (`ip:port`) is sent DATA instead of BDAT, or `""` if it is not."""
         return next((failure for failure, hosts in self._without_bdat.items() if address in hosts), "")
 
     def few_parameters(self, address: str) -> bool:

@@ -1,4 +1,5 @@
-"""Renditions: the changes that a zone makes to a message before it is sent. `rendering` is the entry point.
+"""The changes that a zone makes to a message before it is sent, such as header fields and signatures.
+`rendering` is the entry point.
 
 The worker, which creates the renderer, imports it.
 """

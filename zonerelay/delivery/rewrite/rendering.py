@@ -1,4 +1,4 @@
-"""Creates a zone's rendition of a message: header fields, a DKIM signature, and the sender (SRS).
+"""Modifies messages as their zone requires: header fields, DKIM signatures, and the sender (SRS).
 
 The stored message never changes, nor do the queue, the logs and the reports. A rendition is a separate
 message with another size and perhaps another sender; its body is a new header followed by the stored body.
@@ -101,8 +101,8 @@ async def _converted(plan: ConversionPlan, pieces: Pieces) -> Pieces:
 
 
 async def _in_turns(pieces: Pieces) -> Pieces:
-    """Yield the pieces, and let other work run between them, because the store may have all of them at once
-    and to convert one takes 35 ms at worst.
+    """Yield the chunks, and let other tasks run after each, because the store may return all of them at once
+    and converting one takes up to 35 ms.
     """
     async with aclosing(pieces):
         async for piece in pieces:
@@ -248,7 +248,7 @@ class SigningKeys(Protocol):
 
 
 class RenderedMessage(msgspec.Struct, frozen=True):
-    """A message and its body, as sent instead of the stored ones."""
+    """A message and its body as they are sent, with the changes that the zone makes."""
 
     message: Message
     read_body: ReadBody
@@ -304,8 +304,8 @@ class _Rendition(msgspec.Struct, frozen=True, eq=False):
 
 
 class Renderer:
-    """Creates the renditions of messages. `configure` may be called at any time; a rendition in progress ends
-    under the old settings.
+    """Creates messages as their zones send them, with header changes and signatures. `configure` may be
+    called at any time; a rendition in progress ends under the old settings.
     """
 
     def __init__(
@@ -332,7 +332,7 @@ class Renderer:
         self._kept_octets = 0
 
     def changes(self, zone: ZoneSettings, message: Message) -> bool:
-        """Return false if the message is sent as it is stored."""
+        """Return whether the zone changes the message before sending it."""
         return self._plan(zone).changes_all or _needs_repair(zone, message)
 
     def _plan(self, zone: ZoneSettings) -> _ZoneChanges:
@@ -342,7 +342,9 @@ class Renderer:
         return plan
 
     async def render(self, zone: ZoneSettings, message: Message) -> RenderedMessage:
-        """Return the zone's rendition of the message. Raise StoreError and RenderError."""
+        """Return the message as this zone sends it, with its header changes and signatures. Raise StoreError
+        and RenderError.
+        """
         if not self.changes(zone, message):
             return RenderedMessage(message, self._read_body)
         return await self._of_plan(zone, message, seven_bit=False)
@@ -419,7 +421,7 @@ class Renderer:
     async def _conversion(
         self, zone: ZoneSettings, message: Message, *, seven_bit: bool
     ) -> Conversion | None:
-        """Return the conversion of the message, or None if it needs none. Raise StoreError, and
+        """Return how the message must be converted, or None if it need not be. Raise StoreError, and
         NotConvertibleError if 7-bit is required.
         """
         if not (seven_bit or _needs_repair(zone, message)):
@@ -523,6 +525,6 @@ def _needs_repair(zone: ZoneSettings, message: Message) -> bool:
 
 
 def _rules(fields: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Split texts of the form `Name: value` into pairs of a name and a value."""
+    """Split header fields of the form `Name: value` into pairs of a name and a value."""
     parts = (field.partition(":") for field in fields)
     return tuple((name, value.strip()) for name, _, value in parts)
