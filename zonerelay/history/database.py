@@ -69,7 +69,7 @@ _decode = msgspec.json.Decoder(list[tuple[float, str, dict[str, Field]]]).decode
 
 
 def decode(block: str) -> list[tuple[float, str, dict[str, Field]]]:
-    """Decode the events of a block. Raise sqlite3.DatabaseError if it is damaged."""
+    """Decode a block of events, as stored in the history. Raise sqlite3.DatabaseError if it is damaged."""
     try:
         return _decode(block)
     except ValueError as error:  # also that of msgspec
@@ -115,12 +115,12 @@ def _version(database: sqlite3.Connection) -> int:
 
 
 def number_of(value: str) -> int:
-    """Return the index key of a value, ignoring case as pseudonyms do."""
+    """Return the index key of a value: the CRC-32 of the value in lower case."""
     return crc32(value.lower().encode("utf-8", "surrogatepass"))
 
 
 def values_of(events: Sequence[Event]) -> set[str]:
-    """Return the values of these events that are entered in the index."""
+    """Return the field values of these events by which a search can find them in the index."""
     found: set[Field] = set()
     for _, _, fields in events:
         get = fields.get
@@ -164,7 +164,7 @@ def _insert(database: sqlite3.Connection, table: str, columns: int, values: Sequ
 
 
 def span(database: sqlite3.Connection) -> tuple[int, int]:
-    """Return the number of the first block's row, and that after the last block's."""
+    """Return the row number of the first block, and one more than that of the last block."""
     ends = "SELECT coalesce((SELECT min(row) FROM block), 0), coalesce((SELECT max(row) FROM block), -1) + 1"
     low, high = database.execute(ends).fetchone()  # min and max in one SELECT would read all rows
     return int(low), int(high)
@@ -187,7 +187,7 @@ def first_row(database: sqlite3.Connection, since: float) -> int:
 def rows_with(
     database: sqlite3.Connection, values: Iterable[str], since: float = 0.0, *, oldest_first: bool = False
 ) -> Iterator[int]:
-    """Yield the rows of blocks from `since` on that may contain one of these values, newest first."""
+    """Yield the row numbers of blocks that may have one of these values after `since`, newest first."""
     numbers = sorted({number_of(value) for value in values})
     first, last = first_row(database, since), span(database)[1] - 1
     query = (
@@ -201,8 +201,8 @@ def rows_with(
 
 
 def trim(database: sqlite3.Connection, before: float, most: int) -> bool:
-    """Remove the blocks of one part that are older than `before`, or the oldest while the file exceeds `most`
-    bytes. Return true if there may be more to remove.
+    """Remove blocks older than `before`, or the oldest if the file exceeds `most` bytes; at most one index
+    part per call. Return true if there may be more to remove.
     """
     first = database.execute("SELECT row, last FROM block ORDER BY row LIMIT 1").fetchone()
     if first is None:
@@ -262,8 +262,8 @@ def forget(database: sqlite3.Connection, values: Sequence[str], instead: str) ->
 
 
 def _without(text: str, found_in: re.Pattern[str], instead: str) -> tuple[str, int]:
-    """Replace values in the fields of events only, because a user may have the name of a field or be a
-    number.
+    """Replace the matches in the field values of a block, and return the new block and their number. Field
+    names and numbers are not changed, because a user name may be equal to one.
     """
     count = 0
     events = decode(text)

@@ -141,7 +141,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def indexed(self) -> frozenset[str]:
-        """Values in the index of which every match has one, or none if all rows have to be read."""
+        """The values to look up in the index, one of which every match has; empty to read all blocks."""
         return next(
             (form.exact for form in (self.any, self.recipient, self.sender) if form and form.exact),
             frozenset(),

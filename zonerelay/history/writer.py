@@ -111,8 +111,8 @@ class History:
         return found
 
     def put(self, event: str, fields: Mapping[str, Field]) -> None:
-        """Queue an event for writing, on the event loop. This never raises an exception and never waits. The
-        caller must not change the fields afterwards.
+        """Queue an event for writing; call this on the event loop. This never raises an exception and never
+        waits. The caller must not change the fields afterwards.
         """
         now = self._now()
         if len(self._queue) >= MOST:
@@ -216,7 +216,7 @@ class History:
             self._restored(dropped)
 
     def _commit(self, database: sqlite3.Connection, events: Sequence[Event], lost: Lost | None) -> bool:
-        """Write events to the history file, and return whether a part of the index is full."""
+        """Write events to the history file, and return whether the next events begin a new index part."""
         from zonerelay.history.database import PART, insert  # noqa: PLC0415 - as above
 
         before = self._row // PART
@@ -312,7 +312,7 @@ def _answer(waiter: asyncio.Future[None]) -> None:
 
 
 def file_of(home: Path, worker: int) -> Path:
-    """Return the file of a worker's history; `home` is the parent of the spool."""
+    """Return the path of a worker's history file; `home` is the parent of the spool."""
     return home / DIRECTORY / f"{worker:02d}.db"
 
 

@@ -1,5 +1,5 @@
-"""Allocates the connection slots and send times of one zone to workers. Defines the messages between a worker
-and the limit authority. Pure.
+"""Allocates the connection slots of one zone, and the send times that its rate limits allow, to workers.
+Defines the messages between a worker and the limit authority. Pure.
 
 A *slot* is the right to one connection of a destination at a site. It counts in the zone, at the site and for
 the destination. A *turn* is a moment at which one MAIL may be written. The *authority* records which owner
@@ -77,12 +77,12 @@ def interval(rate: Rate) -> float:
 
 
 def grace(rate: Rate) -> float:
-    """Return the number of seconds after a send time during which it may still be used."""
+    """Return how many seconds after its assigned send time a transaction may begin."""
     return GRACE_PART * margin(rate)
 
 
 def leased_grace(rate: Rate) -> float:
-    """Return the number of seconds after a leased send time during which it may still be used."""
+    """Return how many seconds after a send time leased from the authority a transaction may begin."""
     return LEASED_GRACE_PART * margin(rate)
 
 
@@ -216,12 +216,12 @@ class Lease:
 
     @property
     def left(self) -> int:
-        """The number of slots that are not being reclaimed."""
+        """The number of slots of this lease that are not being reclaimed."""
         return self.slots - self.revoked
 
     @property
     def needs_request(self) -> bool:
-        """Whether the owner should send a request, because it has more slots, or others need its slots."""
+        """Whether the owner should send a request, because its slots have changed or others wait for them."""
         slots, revoked, waiters = self.reported
         return self.slots != slots or self.revoked > revoked or bool(self.waiters and not waiters)
 
@@ -248,8 +248,9 @@ _Place = tuple[int, int, Lease]
 
 
 class Reclaimer:
-    """Reclaims slots of one limit from the workers that have the most. It counts each worker's slots without
-    those already being reclaimed. `mark` is called with each lease that must give slots back.
+    """Reclaims connection slots that count towards one limit from the workers that have the most. It counts
+    each worker's slots without those already being reclaimed. `mark` is called with each lease that must give
+    slots back.
     """
 
     def __init__(self, leases: Iterable[Lease], mark: Callable[[Lease], None]) -> None:
@@ -312,7 +313,7 @@ class Reclaimer:
 
     @staticmethod
     def _pop(places: list[_Place]) -> _Place | None:
-        """Remove and return the largest lease's entry whose slot count is up to date, or None."""
+        """Remove and return the entry of the largest lease, after updating outdated entries, or None."""
         while places:
             negative, number, lease = place = heapq.heappop(places)
             if negative == -lease.left:
@@ -358,7 +359,7 @@ class SlotAllocator:
         return owner
 
     def claim(self, name: str, claim: SlotClaim, now: float) -> None:
-        """Apply a claim of a registered owner."""
+        """Apply the claim of a registered owner for connection slots."""
         lease = self.lease(name, claim.site, claim.destination)
         slots = max(lease.slots - claim.back, claim.keep)
         lease.owner.slots += slots - lease.slots
@@ -384,8 +385,8 @@ class SlotAllocator:
         return lease
 
     def keep_only(self, name: str, claims: Iterable[SlotClaim]) -> None:
-        """Remove all leases of an owner except the claimed ones, because it never received what was assigned
-        to it in between.
+        """Remove all leases of an owner except the claimed ones, because it has missed the answers in
+        between.
         """
         declared = {(claim.site, claim.destination) for claim in claims}
         for key, lease in list(self.owners[name].leases.items()):
@@ -439,8 +440,8 @@ class SlotAllocator:
         return {name for name, owner in self.owners.items() if self._needs_request(owner)}
 
     def report(self, name: str, keys: Iterable[tuple[str, str]] | None) -> list[SlotGrant]:
-        """Return the leases that have changed since the owner received them, and in any case those of `keys`
-        (all if None). Empty leases are removed.
+        """Return the owner's leases that have changed since it received them, and in any case those of `keys`
+        (None means all). Empty leases are removed.
         """
         owner = self.owners[name]
         asked = dict.fromkeys(owner.leases if keys is None else keys)
@@ -588,8 +589,8 @@ _ROUNDING = 1e-6
 
 
 class SendTime(Struct, frozen=True, array_like=True, order=True):
-    """A send time of a rate that was assigned to a destination. `at` is a reading of the authority's
-    clock.
+    """A time at which a rate limit allows one transaction to a destination, as assigned by the authority.
+    `at` is a reading of the authority's clock.
     """
 
     at: float
@@ -690,8 +691,8 @@ class ZoneLimits:
     def exchange(
         self, name: str, request: LimitRequest, now: float, *, until: float = float("inf")
     ) -> tuple[LimitAnswer, set[str]]:
-        """Apply a request of the owner `name`. Return the answer, and the other owners that should send a
-        request.
+        """Apply the request of an owner (the worker `name`) to the limits of this zone. Return the answer,
+        and the other owners that should send a request.
         """
         allocator = self.allocator
         allocator.expire(now)
@@ -713,7 +714,7 @@ class ZoneLimits:
         return LimitAnswer(now, held, turns, allocator.waiters, owners), news - {name}
 
     def end(self, name: str, now: float) -> set[str]:
-        """Remove an owner. Return the owners that should send a request."""
+        """Remove an owner and free its connection slots. Return the owners that should send a request."""
         self.allocator.end(name)
         return self.allocator.settle(now)
 
@@ -767,7 +768,9 @@ class ZoneLimits:
             self._calendar(ZONE).add(at, ask.zone_interval, ZONE)
 
     def _withdraw(self, unused: Collection[tuple[str, float]]) -> None:
-        """Remove unused send times. A send time of the zone stays if another site has the same one."""
+        """Remove assigned send times that their owners will not use. A send time of the zone stays if another
+        site has the same one.
+        """
         for site, at in unused:
             if site in self.calendars:
                 self.calendars[site].remove(at)
@@ -849,7 +852,9 @@ class LimitTable:
         self._listeners: dict[str, Callable[[str], None]] = {}
 
     def register(self, owner: str, news: Callable[[str], None]) -> None:
-        """Add an owner and its callback. If several processes use one name, the last one counts."""
+        """Register an owner, and the callback that is called when it should send a request. If several
+        processes use one name, the last one counts.
+        """
         self._listeners[owner] = news
 
     def unregister(self, owner: str, news: Callable[[str], None]) -> None:

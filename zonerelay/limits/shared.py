@@ -162,7 +162,9 @@ class SharedAuthority:
 
 
 async def _asked(question: Awaitable[T], ended: asyncio.Event) -> T:
-    """Return the store's response. After an error, its connection is treated as ended."""
+    """Await a request to the store, and return the response. After an error, the connection is treated as
+    ended.
+    """
     try:
         return await question
     except AuthorityError:

@@ -73,8 +73,8 @@ class LimitServer:
         self._tasks = Tasks()
 
     async def start(self) -> None:
-        """Start the server. Raise OSError if another server answers at the path, or the socket cannot be
-        created.
+        """Start to accept connections from workers. Raise OSError if another server answers at the path, or
+        the socket cannot be created.
         """
         listener = bound_path(self._path, _SOCKET_MODE)
         self._server = await asyncio.start_unix_server(

@@ -1,5 +1,5 @@
-"""Implements the worker's side of shared limits: its allowance, its leased send times, and the exchange with
-the authority.
+"""Implements the worker's side of shared limits: its slots, its leased send times, and the exchange with the
+limit authority.
 
 `ZoneAllowance` has the slots that the worker may use now in one zone, and the slots it requests. The
 scheduler checks it before it starts a batch, and the pool before it opens a connection. The result is known
@@ -83,9 +83,9 @@ class ClockBounds:
         self.high = min(high for _, _, high in self._seen)
 
     def window(self, theirs: float, grace: float) -> tuple[float, float]:
-        """Return the period of this worker's clock in which a send time may be used. It begins when the
-        authority's clock has certainly reached `theirs`, and ends while it is certainly at most `grace`
-        seconds later.
+        """Return the start and the end, by this worker's clock, of the period in which a send time may be
+        used. It begins when the authority's clock has certainly reached `theirs`, and ends while it is
+        certainly at most `grace` seconds later.
         """
         return theirs - self.low, theirs + grace - self.high
 
@@ -112,8 +112,8 @@ _NEVER = float("-inf")
 
 @dataclass(eq=False, repr=False)
 class LeasedTurns:
-    """The send times of one destination that the worker has leased from the authority. `site` and
-    `destination` are empty if only the zone has a rate.
+    """The times at which a worker may send to one rate-limited destination, as leased from the limit
+    authority. `site` and `destination` are empty if only the zone has a rate.
     """
 
     site: str
@@ -151,7 +151,7 @@ class LeasedTurns:
     # As a Pacer
 
     def expect(self, destination: Hashable, waiting: int) -> None:
-        """Record that `waiting` deliveries of a destination are waiting for a send time."""
+        """Record that `waiting` deliveries of a destination are waiting for the rate limit."""
         # A sum over thousands of destinations that share a zone's rate would be computed for each of them.
         self._demand += waiting - self._waiting.get(destination, 0)
         if waiting:
@@ -172,7 +172,7 @@ class LeasedTurns:
 
     @property
     def next_turn(self) -> float:
-        """Return the time of the next available send time."""
+        """The time at which the rate limit allows the next transaction."""
         now = self.clock.monotonic()
         self._drop_missed(now)
         if len(self._turns) < max(1, self.pending):
@@ -188,7 +188,7 @@ class LeasedTurns:
         self.pending += 1
 
     def give_back(self) -> None:
-        """Undo the count of a start that led to no transaction."""
+        """Undo the counting of a started batch that led to no transaction."""
         self.pending -= 1
         self._give_back_surplus()
 
@@ -200,14 +200,14 @@ class LeasedTurns:
         self._arrived_at = now
 
     def take(self, now: float) -> None:
-        """Mark the next send time as used. Call it no earlier than `next_turn`."""
+        """Record that a transaction uses the next send time. Call it no earlier than `next_turn`."""
         del now
         if self._turns:
             self.last = self._turns.pop(0)
 
     def watch(self, call: Callable[[], None], *, further: bool) -> None:
-        """Call `call` when new send times are available, until `unwatch`. `further` is true if the batch has
-        had its first turn.
+        """Call `call` whenever the authority has assigned new send times, until `unwatch` is called.
+        `further` is true if the batch has had its first turn.
         """
         self._watching[call] = further
 
@@ -243,8 +243,8 @@ class LeasedTurns:
         return (self._request, turns) if turns else None
 
     def is_forgettable(self, now: float) -> bool:
-        """Return whether this state can be discarded: no send time is assigned or requested, and none was
-        used recently.
+        """Return whether this state can be discarded, because no send time is assigned, requested or recently
+        used.
         """
         self._drop_missed(now)
         if self._started or self._turns or self.asked:
@@ -278,7 +278,7 @@ class LeasedTurns:
             self.wanted(self)
 
     def _give_back_surplus(self) -> None:
-        """Give up send times that no batch needs, if other workers still have time to use them."""
+        """Return send times that no batch needs to the authority, if other workers can still use them."""
         surplus = len(self._turns) - self._started - self._demand
         if surplus <= 0:
             return
@@ -310,7 +310,7 @@ to start.
 
 
 class Share(msgspec.Struct, eq=False):
-    """The slots of one destination that a worker may use, and how many of them it must return when they are
+    """A worker's connection slots for one destination, and how many of them it must return when they are
     free. `batches` and `connections` are the counts of the scheduler and the pool.
 
     `requested` is the number of slots wanted, since `requested_at`. `more` is true if mail waited for the
@@ -350,8 +350,8 @@ class Share(msgspec.Struct, eq=False):
         self.revoked = max(0, self.revoked - count)
 
     def claim(self, *, wanted: bool) -> limits.SlotClaim:
-        """Return the claim for the next request, which also gives slots back. Unless `wanted` is true, it
-        does not ask for additional slots.
+        """Create the claim for the next request, which also returns slots to the authority. Unless `wanted`
+        is true, it does not ask for additional slots.
         """
         back, self.back = self.back, 0
         self.declared = wanted or not self.requested
@@ -363,8 +363,8 @@ _TurnKey = tuple[str, str, Rate | None, Rate | None]
 
 
 class ZoneAllowance:
-    """The slots and send times of a worker in one zone, and its pending requests for more. `changed` is
-    called when there is something to send.
+    """The connection slots and send times that a worker has in one zone, and its pending requests for more.
+    `changed` is called when there is something to send.
     """
 
     def __init__(self, name: str, changed: Callable[[], None], monotonic: Callable[[], float]) -> None:
@@ -491,8 +491,8 @@ class ZoneAllowance:
         return tuple(share.claim(wanted=share in heads) for share in shares)
 
     def apply(self, held: tuple[limits.SlotGrant, ...], waiters: int, now: float) -> list[float]:
-        """Apply an answer of the authority. Return the waiting time in seconds of each request that was
-        granted at least in part.
+        """Apply an answer of the limit authority to the slots of this worker. Return the waiting time in
+        seconds of each request that was granted at least in part.
         """
         self.waiters = waiters
         waited = []
@@ -588,8 +588,8 @@ class ZoneAllowance:
         share.requested_at = 0.0
 
     def _first_requests(self) -> Iterator[Share]:
-        """Return the requests that are sent to the authority. Further ones are sent when these are
-        granted.
+        """Return the first requests for slots, which are sent to the authority now. Further ones are sent
+        when these are granted.
         """
         return islice(self._requests, limits.MAX_WAITING)
 
@@ -634,9 +634,9 @@ FORGET = 60.0
 
 @dataclass(eq=False, repr=False)
 class LimitKeeper:
-    """Exchanges a worker's limits with the authority in the background, on one event loop. `granted(zone)` is
-    called when something may start that was refused before, and `relieve(zone)` when idle connections may
-    block others (`ZoneAllowance.is_contended`, `may_keep`).
+    """Requests, renews and returns a worker's limits at the limit authority in the background, on one event
+    loop. `granted(zone)` is called when something may start that was refused before, and `relieve(zone)` when
+    idle connections may block others (`ZoneAllowance.is_contended`, `may_keep`).
     """
 
     authority: limits.LimitAuthority

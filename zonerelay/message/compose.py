@@ -42,7 +42,7 @@ _MANY = 6
 
 
 def encoded(text: str) -> str:
-    """Encode a text as folded encoded words (RFC 2047). Bytes that are not UTF-8 (surrogates) keep their
+    """Encode a string as folded encoded words (RFC 2047). Bytes that are not UTF-8 (surrogates) keep their
     values, as `unknown-8bit` (RFC 1428).
     """
     charset = "unknown-8bit" if _SURROGATE.search(text) else "utf-8"
@@ -68,8 +68,9 @@ class FieldValueError(ValueError):
 
 
 def header(name: str, text: str) -> str:
-    """Return a header field. Encoded words are allowed in unstructured text only, and would break a
-    structured field (RFC 2047 5). Raise FieldValueError if the value is not valid.
+    """Format a header field, with encoded words where the field allows them. Encoded words are allowed in
+    unstructured text only, and would break a structured field (RFC 2047 5). Raise FieldValueError if the
+    value is not valid.
     """
     if not _STRUCTURED.fullmatch(name.lower()):
         return unstructured(name, text)
@@ -114,7 +115,7 @@ def parameter(name: str, value: str) -> str:
 
 
 def text_part(text: str, subtype: str) -> bytes:
-    """Return a text part with its header; its last line ends with CRLF."""
+    """Return a MIME text part with its header, and with CRLF at the end of the last line."""
     data = text.replace("\r\n", "\n").replace("\r", "\n").encode()
     if not data.endswith(b"\n"):
         data += b"\n"

@@ -114,7 +114,7 @@ def _ascii_field(field: re.Match[bytes]) -> bytes:
 
 
 def _words(text: str) -> str:
-    """Encode a text as encoded words separated by spaces."""
+    """Encode a string as encoded words (RFC 2047), separated by spaces."""
     return encoded(text).replace("\r\n ", " ")
 
 
@@ -200,9 +200,7 @@ _TYPE_AND_ENCODING = re.compile(_MIME_FIELD % b"(?:type|transfer-encoding)")
 
 
 class PartNeeds(msgspec.Struct):
-    """What must be converted in a leaf part: its encoding, or only its long lines, and its charset if the
-    message has no MIME fields.
-    """
+    """How to convert one leaf part: its encoding or only its long lines, and the charset to declare."""
 
     encoding: bool = False
     utf8: bool = True

@@ -44,7 +44,7 @@ class DsnKind(enum.StrEnum):
 
 
 class RecipientReport(msgspec.Struct, frozen=True):
-    """The part of a DSN about one recipient: the delivery before this outcome, and the outcome."""
+    """What a DSN reports about one recipient: the outcome, and the state of the delivery before it."""
 
     delivery: Delivery
     outcome: Outcome
@@ -79,8 +79,8 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
         return not all(address.isascii() for address in addresses)
 
     def last_words(self, report: RecipientReport) -> Attempt:
-        """Return the last reply about a recipient: this outcome's, or the peer's previous one if the relay
-        gave up. `host` is `""` for the relay's own reply, `at` is 0.0 without any attempt.
+        """Return the attempt whose reply the DSN reports: this one, or the peer's last one if the mail has
+        expired. `host` is `""` for the relay's own reply, `at` is 0.0 without any attempt.
         """
         outcome, last = report.outcome, report.delivery.last
         if outcome.local and outcome.verdict is Verdict.EXPIRED and last is not None and not last.local:

@@ -75,7 +75,7 @@ def wrap(text: str, width: int = WIDTH) -> list[str]:
 
 
 def filled(pieces: Iterable[str], width: int) -> list[str]:
-    """Join pieces to lines of at most `width` characters, and return at least one line. The blank at the
+    """Join strings to lines of at most `width` characters, and return at least one line. The blank at the
     beginning of a line is removed.
     """
     lines = [""]
@@ -287,9 +287,7 @@ class HeaderScanner:
         return end + 2 if end >= 0 else -1
 
     def _stray_line(self) -> int:
-        """Return where a body begins without an empty line before it, because no header ends within the
-        limit.
-        """
+        """Return the position of the first line that is not part of a header field, where the body begins."""
         stray = _STRAY_LINE.search(self.held, 0, self._max_size)
         if stray is None:
             raise HeaderTooLargeError
@@ -392,7 +390,7 @@ _MONTHS = ("", "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "O
 
 
 def trace_fields(envelope: Envelope, header: Header, *, hostname: str, hide_client: bool = False) -> bytes:
-    """Return the fields to add before a received message, followed by `header.lead`."""
+    """Return the Received field and missing fields to add before a message, followed by `header.lead`."""
     date = rfc5322_date(envelope.created)
     fields = received(envelope, date, hostname=hostname, hide_client=hide_client)
     if "date" not in header.names:

@@ -195,9 +195,7 @@ def _is_new(found: re.Match[str]) -> bool:
 
 
 def _hash(key: bytes, *parts: str | int) -> str:
-    """Return the hash of these parts, each with its length, with ASCII letters in lower case because servers
-    change the case.
-    """
+    """Return the hash of the parts of an SRS address, ignoring the case of ASCII letters."""
     octets = [str(part).encode().lower() for part in parts]
     mac = hmac.digest(key, b"".join(b"%d:%b" % (len(part), part) for part in octets), "sha256")
     return base64.b32encode(mac)[:HASH_LENGTH].decode()
@@ -208,7 +206,7 @@ def _stamp(day: int) -> str:
 
 
 def _day(stamp: str, today: int) -> int | None:
-    """Return the day of a time stamp: the last one up to tomorrow, or `None` if the stamp is invalid."""
+    """Return the latest day, up to tomorrow, that an SRS time stamp can mean, or `None` if it is invalid."""
     stamp = stamp.upper()
     if not _STAMP.fullmatch(stamp):
         return None

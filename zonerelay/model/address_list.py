@@ -130,9 +130,9 @@ def recipient_fields(names: Sequence[str]) -> list[int]:
 
 
 def tokenize(text: str) -> tuple[str, list[Span]]:
-    """Split an address list into tokens without white space and comments, and return a letter and a position
-    for each: w for a word, q for a quoted string, l for a literal, x for an invalid character, and special
-    characters themselves.
+    """Split an address list into tokens without white space and comments, and return their kinds and
+    positions. The kinds are letters: w for a word, q for a quoted string, l for a literal, x for an invalid
+    character, and special characters themselves.
     """
     letters: list[str] = []
     spans: list[Span] = []
@@ -162,8 +162,8 @@ def tokenize(text: str) -> tuple[str, list[Span]]:
 
 
 def _comments(text: str, position: int) -> dict[int, int]:
-    """Return the end of each comment that may begin at or after this position. Comments may be nested to any
-    depth.
+    """Return the end of each comment that may begin at or after `position`, by its start. Comments may be
+    nested to any depth.
     """
     ends: dict[int, int] = {}
     opened: list[int] = []
@@ -184,7 +184,7 @@ def _behind_quoted(text: str, position: int) -> int:
 
 
 def _joined(text: str, spans: list[Span], tokens: Span, written: str) -> tuple[str, str, int]:
-    """Return the address that these tokens form, the text of the entry, and the position after it."""
+    """Return the address that these tokens form, the entry's text, and the position after the last token."""
     first, behind = tokens
     address = "".join([text[begin:end] for begin, end in spans[first:behind]]).replace("\r\n", "")
     can_be = "\ufffd" not in address and address.isprintable() and len(address) <= MAX_ADDRESS

@@ -28,8 +28,8 @@ class BoundedDict(OrderedDict[Key, Value]):
 
 
 class ExpiringSet(Generic[Key]):
-    """A set in which keys stay for `seconds` after the latest `add`; `until` has the expiry of each. A full
-    set forgets the oldest key.
+    """A set from which keys are removed `seconds` after their latest `add`; `until` has the expiry of each. A
+    full set forgets the oldest key.
     """
 
     def __init__(self, clock: Clock, seconds: float, limit: int = MAX_REMEMBERED) -> None:

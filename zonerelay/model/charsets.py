@@ -1,4 +1,5 @@
-"""The character sets that are allowed in untrusted text, so that a message cannot select any Python codec.
+"""The character sets that are allowed in untrusted text, so that a message cannot select an arbitrary Python
+codec.
 
 Python finds a codec by name and imports it. Some take quadratic time (`punycode`: 400 KB took 17 seconds),
 others are not text at all. Those listed here take linear time, as `tests/bench/strangers.py` measures.
@@ -39,5 +40,5 @@ def codec_of(charset: str) -> str | None:
 
 
 def text_of(octets: bytes, charset: str) -> str:
-    """Decode a text; invalid bytes are replaced, and an unknown character set is read as UTF-8."""
+    """Decode bytes in this character set; invalid bytes are replaced, and an unknown set is read as UTF-8."""
     return octets.decode(codec_of(charset) or FALLBACK, "replace")

@@ -1,4 +1,4 @@
-"""Matches texts against operators' patterns, in which `*` stands for any text. Pure."""
+"""Matches strings against operators' patterns, in which `*` stands for any text. Pure."""
 
 import re
 from functools import lru_cache
@@ -14,7 +14,7 @@ def glob(pattern: str, flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str]:
 
 
 def is_like(pattern: str | None, text: str) -> bool:
-    """Return whether a text matches this pattern, ignoring case. The pattern None matches every text."""
+    """Return whether a string matches this pattern, ignoring case. The pattern None matches every text."""
     return pattern is None or _compiled(pattern).fullmatch(text) is not None
 
 

@@ -45,7 +45,7 @@ class ZoneStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DestinationStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The status of one destination.
+    """The status of one destination: its queued mail, its rate limit, its suspension and its last reply.
 
     `active` and `waiting` count deliveries in the scheduler's window. `ready`, `deferred` and `held` count
     deliveries in the whole queue (`RelayStatus.every` describes how they were counted), and `oldest_seconds`
@@ -96,7 +96,7 @@ def hurts(row: DestinationStatus) -> tuple[object, ...]:
 
 
 class SummaryRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of a queue summary: one key with its counts by age."""
+    """A row of a queue summary: one value of the property, with its counts of deliveries by age."""
 
     key: str
     total: int
@@ -104,8 +104,8 @@ class SummaryRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SourcePenalty(msgspec.Struct, frozen=True, kw_only=True):
-    """A source that a destination has refused because of its reputation. Until `until`, the source, or only
-    its IPv6 address, is not used at the destination, which is named by its hosts.
+    """A source (local IP addresses) that a destination has refused because of its reputation. Until `until`,
+    the source, or only its IPv6 address, is not used at the destination, which is named by its hosts.
     """
 
     source: str
@@ -163,8 +163,8 @@ class StsPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RewritePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How an address, the `sender` or the `recipient` (`what`), is rewritten. `by` is the rule that rewrites
-    it: `rewrite=2` (rules are counted from 1) or `srs`.
+    """How the sender or the recipient (`what`) of a message is rewritten. `by` is the rule that rewrites it:
+    `rewrite=2` (rules are counted from 1) or `srs`.
 
     With a `problem`, RCPT would be refused instead.
     """
@@ -222,10 +222,10 @@ class HostPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SourcePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """A source of the zone and its share of the mail. `chosen` is true if this mail would be sent from it;
-    `None` means that this depends on the message. Until `refused_until`, the source or its IPv6 address is
-    not used, because the destination has refused it. `absent` lists those of its addresses that this machine
-    does not have.
+    """A source of the zone (its IP addresses and EHLO name), and its share of the zone's mail. `chosen` is
+    true if this mail would be sent from it; `None` means that this depends on the message. Until
+    `refused_until`, the source or its IPv6 address is not used, because the destination has refused it.
+    `absent` lists those of its addresses that this machine does not have.
     """
 
     name: str
@@ -314,7 +314,7 @@ class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
         return bin_of(queue) if self.state == DeliveryState.DROPPED else queue
 
     def waits_for(self, turn: DestinationStatus) -> "DeliveryRow":
-        """Return the row with the rate limit that its destination waits for."""
+        """Return the row with the state of the rate limit for which its destination waits."""
         return msgspec.structs.replace(
             self,
             next_turn=turn.next_turn,
@@ -335,9 +335,9 @@ class OrderRow(_Frame, OrderFields, frozen=True, kw_only=True, tag="order"):
 
 
 class OrderResult(_Frame, frozen=True, kw_only=True, tag="order-given"):
-    """The result of a suspension or hold rule, which is now active. `new` is false if one with these
-    selectors already existed. None of the mail that it applies to expires before `first_expiry`; `None` means
-    that no mail matches yet.
+    """The response to a request for a suspension or hold rule, which is now active. `new` is false if one
+    with these selectors already existed. None of the mail that it applies to expires before `first_expiry`;
+    `None` means that no mail matches yet.
     """
 
     order: OrderRow
@@ -745,7 +745,9 @@ class LineSplitter:
         self._begun: list[bytes] = []
 
     def take(self, piece: bytes) -> list[bytes]:
-        """Return the lines that are complete with these bytes. Raise ControlError if a line is too long."""
+        """Add received bytes, and return the lines that they complete. Raise ControlError if a line is too
+        long.
+        """
         first, *others = piece.split(b"\n")
         self._begun.append(first)
         if not others:
@@ -772,7 +774,7 @@ def problem_of(error: ControlError) -> ErrorFrame:
 
 
 def cursor_of(row: DeliveryRow) -> str:
-    """Return the cursor for the page of a list that begins after this row."""
+    """Return the cursor with which a client requests the rows of a list after this one."""
     return (
         base64.urlsafe_b64encode(_encoder.encode((row.queue.text, row.message_id, row.recipient)))
         .decode()
@@ -781,7 +783,9 @@ def cursor_of(row: DeliveryRow) -> str:
 
 
 def place_of(cursor: str) -> DeliveryKey:
-    """Decode a cursor to the position that it represents. Raise InvalidError if the cursor is not valid."""
+    """Decode a cursor to the position in a list that it represents. Raise InvalidError if the cursor is not
+    valid.
+    """
     try:
         octets = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         queue, message_id, recipient = msgspec.json.decode(octets, type=tuple[str, str, str])

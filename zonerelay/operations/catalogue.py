@@ -1,4 +1,4 @@
-"""The catalogue of all operations, with an entry for each.
+"""Defines all operations that operators can request, with their HTTP paths and merge rules.
 
 A new operation consists of an entry here with its request and reply, a method in `control/handler`, a view in
 `cli/`, and a test.
@@ -52,8 +52,8 @@ def _read(
     rows: str = "",
     **more: Any,
 ) -> Operation:
-    """Define an operation, by default one that changes nothing. Its path is its name unless it is given. If
-    `rows` is given, the response consists of rows, in the JSON member of this name.
+    """Define an operation that requires the scope `read`, unless `more` has another one. Its path is its name
+    unless it is given. If `rows` is given, the response consists of rows, in the JSON member of this name.
     """
     if path is None:
         path = f"/v1/{str(request.__struct_config__.tag).replace('-', '/', 1)}"
@@ -70,7 +70,7 @@ def _write(
     completes: bool = True,
     **more: Any,
 ) -> Operation:
-    """Define an operation that changes something."""
+    """Define an operation that requires the scope `operate` and is requested with POST."""
     return _read(request, reply, merge, scope="operate", method="POST", completes=completes, **more)
 
 
@@ -201,7 +201,8 @@ else:
 class OperationCall(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
 ):
-    """A request with its caller, for the handler. A supervisor sends it to its workers as one line of JSON.
+    """A request and its caller, as passed to the handler of the operation. A supervisor sends it to its
+    workers as one line of JSON.
 
     `caller` is the name of the client for the log. A supervisor gives the same `id` and the same request time
     `at` to all workers; "" and 0 mean that the worker uses its own. With `clear` the caller may see addresses

@@ -1,4 +1,4 @@
-"""Defines what the description of an operation consists of.
+"""Defines the types that describe an operation: its options, its responses, and how responses are merged.
 
 The worker's handler, the supervisor's merge, HTTP with its OpenAPI document, the forms of the page and the
 command line are derived from these values (see `catalogue`). The module does no I/O and imports nothing
@@ -92,7 +92,7 @@ class FieldDescription(msgspec.Struct, frozen=True):
 
 @cache
 def fields_of(request: type[msgspec.Struct], within: str = "") -> tuple[FieldDescription, ...]:
-    """Return the fields of a request that users can set; those of a nested struct are listed in its place."""
+    """Return the fields of a request that users can set, including those of nested structs."""
     found: list[FieldDescription] = []
     for each in msgspec.structs.fields(request):
         hint = each.type

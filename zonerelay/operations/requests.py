@@ -36,8 +36,8 @@ Reason = Annotated[Line, option("Reason, recorded in the log", "--reason TEXT")]
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Selects deliveries. All given conditions must match; `*` in a text field matches any text. Ages are in
-    seconds.
+    """The conditions by which a request selects deliveries. All given conditions must match; `*` in a text
+    field matches any text. Ages are in seconds.
     """
 
     sender: Sender = None
@@ -139,9 +139,9 @@ class QueueExplain(Request, frozen=True, kw_only=True, tag="queue-explain"):
 
 
 class QueueChange(Request, frozen=True, kw_only=True):
-    """The common fields of all changes of deliveries: those of `message_ids` that match the filter. Without
-    ids, an empty filter requires `everything`, so that a slip cannot change the whole queue. With `dry_run`
-    nothing is changed; the answer has the number of matches and the first `sample` of them.
+    """The common fields of requests that change deliveries, which are selected by `message_ids` and a filter.
+    Without ids, an empty filter requires `everything`, so that a slip cannot change the whole queue. With
+    `dry_run` nothing is changed; the answer has the number of matches and the first `sample` of them.
     """
 
     action: ClassVar[ChangeVerb]
@@ -249,9 +249,9 @@ class Undo(Request, frozen=True, kw_only=True, tag="undo"):
 
 
 class Selectors(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Selects mail, including mail that arrives later. All given conditions must match; `*` in an address or
-    a domain matches any text. `everything` selects all mail; it is required for that, so that a slip cannot
-    stop a relay.
+    """The conditions that select mail, including mail that arrives later. All given conditions must match;
+    `*` in an address or a domain matches any text. `everything` selects all mail; it is required for that, so
+    that a slip cannot stop a relay.
     """
 
     zone: Annotated[Line | None, option("Zone", "--zone ZONE")] = None

@@ -35,7 +35,9 @@ File: TypeAlias = "tempfile.SpooledTemporaryFile[bytes]"
 
 
 class ComposedMessage(msgspec.Struct, eq=False):
-    """A message composed from a row. A message of one chunk is in `data`, a larger one in `file`."""
+    """An email message that was composed from an outbox row. A message of one chunk is in `data`, a larger
+    one in `file`.
+    """
 
     message: Message
     data: bytes

@@ -148,7 +148,9 @@ def addresses(text: str, column: str) -> tuple[Address, ...]:
 
 
 def mailbox(text: str, column: str) -> Mailbox:
-    """Return `local@domain` for SMTP with the domain as A-labels. Raises BadRowError."""
+    """Check the address `local@domain`, and return it for SMTP, with its domain as A-labels. Raises
+    BadRowError.
+    """
     try:
         found, behind = forward_path(f"<{text}>")
         if behind or "@" not in found:

@@ -113,7 +113,7 @@ class OutboxKeeper:
 
     @property
     def may_begin(self) -> bool:
-        """Whether attempts of claimed deliveries may start."""
+        """Whether delivery attempts for claimed rows may start."""
         return self.usable and self.holds_lease
 
     def check_usable(self) -> None:

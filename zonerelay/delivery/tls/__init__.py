@@ -1,4 +1,4 @@
-"""TLS to peers: `plan` decides what a connection must prove, and checks it after the handshake.
+"""TLS on outgoing connections: `plan` determines the TLS requirements, and verifies the server.
 
 It also has the TLS contexts and remembers hosts with broken TLS. `dane` and `chains` check certificates.
 `chains` is imported only if DANE needs it.

@@ -30,8 +30,7 @@ _UNREADABLE = (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.Un
 
 
 def verify(chain: Sequence[bytes], anchors: Sequence[bytes], *, now: float) -> None:
-    """Verify that a chain of signatures leads from one of `anchors` to the first certificate, and that all
-    dates are valid.
+    """Verify that the first certificate chains up to one of `anchors`, and that all dates are valid.
 
     `chain` and `anchors` are DER; `now` is Unix time. Raise UntrustedCertificateError.
     """

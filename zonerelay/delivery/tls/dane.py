@@ -37,9 +37,7 @@ def fingerprint(der: bytes) -> str:
 
 
 def public_key(der: bytes) -> bytes:
-    """Return the SubjectPublicKeyInfo, which is the seventh field of the signed part if it has a version (RFC
-    5280 4.1).
-    """
+    """Return the SubjectPublicKeyInfo of a certificate in DER (RFC 5280 4.1)."""
     _, start, end = _element(der, 0, len(der), expected=_SEQUENCE)
     _, at, last = _element(der, start, end, expected=_SEQUENCE)
     tag, _, after = _element(der, at, last)
@@ -61,7 +59,7 @@ def is_sequence(der: bytes) -> bool:
 
 
 def shown_names(names: Iterable[str]) -> str:
-    """Return the names as text for the reply of a deferral."""
+    """Format host names for the reply of a deferral, with at most `MAX_NAMES_SHOWN` of them."""
     known = list(names)
     if not known:
         return "no name"
@@ -102,7 +100,7 @@ def _fits(wanted: str, name: str) -> bool:
 
 
 def _same_address(one: str, other: str) -> bool:
-    """Compare IPv6 addresses, which OpenSSL writes in full."""
+    """Return whether two strings are the same IPv6 address, although they may be written differently."""
     if ":" not in one or ":" not in other:
         return False
     try:
@@ -141,7 +139,9 @@ _DIGEST_SIZES = {_SHA256: 32, _SHA512: 64}
 
 
 def usable(records: Sequence[TlsaRecord]) -> tuple[TlsaRecord, ...]:
-    """Return the TLSA records that can be compared with a certificate, in order."""
+    """Return the TLSA records to compare with a certificate: usable ones with full data or the strongest
+    digest.
+    """
     sound = [record for record in records if _is_usable(record)]
     strongest: dict[tuple[int, int], int] = {}
     for record in sound:
@@ -152,7 +152,8 @@ def usable(records: Sequence[TlsaRecord]) -> tuple[TlsaRecord, ...]:
 
 
 def verify(chain: Sequence[bytes], records: Sequence[TlsaRecord], names: Sequence[str], *, now: float) -> str:
-    """Return the name for which the certificate is valid: one of `names`, or `""` if names do not matter.
+    """Verify a certificate chain with TLSA records, and return which of `names` matched, or `""` if none is
+    required.
 
     `chain` is DER, the server's own certificate first. `records` are usable ones. Raise
     UntrustedCertificateError.
@@ -194,7 +195,7 @@ def _verify_by_authority(
 
 
 def _anchors(chain: Sequence[bytes], record: TlsaRecord) -> list[bytes]:
-    """Return the certificates that this TLSA record makes trust anchors."""
+    """Return the certificates that a DANE-TA record designates as trust anchors."""
     if (record.selector, record.matching) == (_CERTIFICATE, _FULL):
         return [record.data]  # the server need not send it
     return [der for der in chain if _matches(der, record)]
@@ -214,8 +215,8 @@ def _matches(der: bytes, record: TlsaRecord) -> bool:
 
 
 def _association(der: bytes, selector: int, matching: int) -> bytes | None:
-    """Return the data that a TLSA record of this kind has for this certificate, or None if the certificate is
-    unreadable.
+    """Return the association data of a certificate for a TLSA selector and matching type, or None if it is
+    invalid.
     """
     try:
         selected = der if selector == _CERTIFICATE else public_key(der)

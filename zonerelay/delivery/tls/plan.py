@@ -149,8 +149,8 @@ MTA_STS = "mta-sts"
 
 
 class TlsRequirements(msgspec.Struct, frozen=True):
-    """The TLS requirements of a connection. `level` is the demand that applies: a `TlsMode`, or "mta-sts".
-    `why` is a clause for display.
+    """The TLS requirements of an outgoing connection: whether to use TLS, and how to verify the server.
+    `level` is the demand that applies: a `TlsMode`, or "mta-sts". `why` is a clause for display.
 
     `name` is sent in the handshake (SNI). With `verify`, a trusted authority must certify one of `names`.
     With `certificates`, the certificate must be one of these, with any issuer. With `tlsa`, the certificate
@@ -175,13 +175,13 @@ class TlsRequirements(msgspec.Struct, frozen=True):
 
     @property
     def may_fall_back(self) -> bool:
-        """Whether clear text may replace failed TLS. With TLS on connect there is no clear text."""
+        """Whether mail may be sent in clear text if TLS fails. With TLS on connect there is no clear text."""
         return self.level == TlsMode.OPPORTUNISTIC and not self.on_connect
 
     @property
     def may_resume(self) -> bool:
-        """Whether an earlier TLS session may be resumed. DANE and pinned certificates need the server's
-        present chain.
+        """Whether the TLS session of an earlier connection may be resumed. DANE and pinned certificates need
+        the server's present chain.
         """
         return not (self.tlsa or self.certificates)
 
@@ -190,7 +190,7 @@ class TlsRequirements(msgspec.Struct, frozen=True):
 
 
 def named_after(deliveries: Sequence[Delivery], route: Route, zone: ZoneSettings) -> Route:
-    """Return the route, named after the recipient domains of these deliveries if DANE applies.
+    """Return the route with the recipient domains of these deliveries as its name, if DANE applies to it.
 
     Domains at the same hosts share a route, which is named after one of them. With DANE-TA a certificate for
     the domain alone is valid (RFC 7672 3.2.2), so it must not count for another domain's mail.
@@ -285,8 +285,8 @@ def _held_to(
 
 
 def _with_unusable(plan: TlsRequirements, host: MxHost, base: str) -> TlsRequirements:
-    """Return requirements of TLS with any certificate, because TLSA records exist but none is usable (RFC
-    7672 2.2).
+    """Return the requirements for a host whose TLSA records are all unusable: at least TLS, with any
+    certificate (RFC 7672 2.2).
     """
     if plan.level == TlsMode.DANE:
         raise _unusable(host, f"has no usable TLSA record, and {plan.why}")
@@ -335,8 +335,8 @@ _VERIFY_CODES = {
 
 
 class PeerVerification(NamedTuple):
-    """The result of verifying a certificate: the security of the connection. `only_for` is the only next hop
-    for which the certificate is valid, or "" for all.
+    """The security of a connection, as determined by verifying the server's certificate. `only_for` is the
+    only next hop for which the certificate is valid, or "" for all.
     """
 
     security: str
@@ -344,8 +344,8 @@ class PeerVerification(NamedTuple):
 
 
 def prove(plan: TlsRequirements, tls: ssl.SSLObject, *, now: float) -> PeerVerification:
-    """Verify the server's certificate against the plan, and return the security of the connection. Raise
-    UntrustedCertificateError.
+    """Verify the server's certificate against the TLS requirements, and return the security of the
+    connection. Raise UntrustedCertificateError.
     """
     if tls.session_reused and not plan.may_resume:
         raise UntrustedCertificateError("the TLS session was resumed, so its current certificate is unknown")
@@ -398,7 +398,7 @@ _ENCODING_DER = 2  # X509_FILETYPE_ASN1
 
 
 def peer_chain(tls: ssl.SSLObject) -> list[bytes]:
-    """Return the certificates that the server has sent, in DER, its own first; none when it has sent none.
+    """Return the certificates that the server has sent, in DER and beginning with its own.
 
     DANE-TA needs the whole chain, verified or not. Python 3.13 has a public method for it; 3.11 and 3.12 have
     the same method, not public yet, on the object that `SSLObject` wraps.

@@ -88,7 +88,7 @@ class GoneError(Exception):
 
 
 class RememberedPasswords(ExpiringSet[bytes]):
-    """A cache of the passwords that were correct within the last ten minutes, by `key`."""
+    """A cache of passwords that were correct within the last ten minutes, stored as keyed hashes (`key`)."""
 
     def __init__(self, secret: bytes, clock: Clock) -> None:
         super().__init__(clock, REMEMBERED_FOR, MIN_REMEMBERED)
@@ -219,7 +219,7 @@ class PasswordChecks:
             check.done.set_result(result)
 
     def _run(self, stored_hash: str, password: str) -> bool:
-        """Compute the hash of a password and compare it. This runs in a thread."""
+        """Compute the hash of a password and compare it with the stored one. This runs in a thread."""
         if self._closed:
             raise ClosedError
         return self._matches(stored_hash, password)
@@ -295,7 +295,7 @@ class FailedLogin(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Users(msgspec.Struct, frozen=True):
-    """The users of the credentials file, as the authenticator needs them. `nobodys_hash` is checked for users
+    """The users of the credentials file by name, for checking logins. `nobodys_hash` is checked for users
     that do not exist, and is as expensive as the hashes of the others. Remembered passwords are bound to the
     hash in the file: they become useless when a user is changed or deleted, and stay valid for the other
     users.
@@ -408,8 +408,8 @@ class Authenticator:
         return WatchedFile(path, _read_users, events=events, was_read=lambda users: read(len(users.named)))
 
     def _at_once(self, attempt: _LoginAttempt) -> LoginResult | None:
-        """Return the result of a login if it needs no thread and no file, as for an application that logs in
-        often.
+        """Return the result of a login that can be decided without a thread and without reading a file, or
+        None.
         """
         locked = self._lock(attempt)
         if locked is not None or attempt.ask is not None:
@@ -460,8 +460,8 @@ class Authenticator:
         return delay
 
     def failed_elsewhere(self, text: str) -> None:
-        """Count a failed login at another worker, so that clients cannot make more guesses by using several
-        workers.
+        """Count a failed login that another worker has reported, so that several workers allow no more
+        guesses.
         """
         failure = msgspec.json.decode(text, type=FailedLogin)
         keys = client_and_network(failure.address)

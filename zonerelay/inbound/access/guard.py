@@ -202,8 +202,8 @@ class Guard:
         return "" if rails is None else rails.second_hash
 
     def known(self, user: str) -> Allowance | None:
-        """Return the limits of a user if they include no quotas and the file is current; otherwise return
-        None, and the caller must use `allowance`.
+        """Return the limits of a user if the file is unchanged and they include no quotas; otherwise None,
+        and call `allowance`.
         """
         rails = self._of(user) if self._file.is_current() else None
         return Allowance(user, rails) if rails is not None and not rails.quotas else None
@@ -222,8 +222,8 @@ class Guard:
         return UNREADABLE if rails is None else bar(rails, client_address, self._clock.now())
 
     async def take(self, allowance: Allowance, recipients: int, octets: int) -> Refusal | float | None:
-        """Count a message against the user's quotas, and return the time that it counts for, or its refusal
-        if a quota is exhausted. Return None for a user without quotas.
+        """Count a message against the user's quotas; return the time under which it is counted, or a refusal.
+        Return None for a user without quotas.
         """
         if allowance.usage is None:
             return None

@@ -120,8 +120,8 @@ def identity(kind: str, key: str, envelope: Envelope, named: Sequence[Mailbox] =
 
 
 class FirstAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """The response to a message with an idempotency key, which repetitions of the message get again: its
-    Message-ID, and the replies to its refused recipients.
+    """The stored response to a message with an idempotency key: its Message-ID and the replies to refused
+    recipients.
     """
 
     message_id: str
@@ -172,7 +172,7 @@ sender.
 
 
 def first_due(envelope: Envelope, release: float = 0.0) -> float:
-    """Return the Unix time of a new message's first attempt; 0.0 means immediately, before deferred mail."""
+    """Return the Unix time of a message's first delivery attempt; 0.0 means at once, before deferred mail."""
     if release:
         return release
     return envelope.created - OVERDUE if len(envelope.recipients) > MANY else 0.0
@@ -299,7 +299,7 @@ class Intake:
 
     @property
     def held_up(self) -> bool:
-        """Whether the relay must pause reading, because bytes wait for the store or other bodies come
+        """Whether reading must pause, because received bytes wait to be stored or other large bodies come
         first.
         """
         return self._behind_others or self.backlog > BACKLOG
@@ -427,7 +427,7 @@ class Intake:
             self._open(held if rewrites is None else self._rewritten(rewrites, held, scanner.size))
 
     def _open(self, held: bytes) -> None:
-        """Accept the header: pass our own fields and then the received bytes to the store."""
+        """Pass the header with the relay's own fields to the store, or keep it for the policy's decision."""
         if Headers in self._context.asked:
             self._undecided = held
             self.backlog += len(held)
@@ -438,7 +438,7 @@ class Intake:
             self._append(held)
 
     def _rewritten(self, rewrites: ClientRewrites, held: bytes, size: int) -> bytes:
-        """Rewrite the addresses in the header section, which is the first `size` bytes."""
+        """Return the received bytes with rewritten addresses in the header, their first `size` bytes."""
         lead = self._header.lead
         whole = lead + held[:size]
         rewritten = rewrites.rewrite_header(whole)
@@ -480,7 +480,7 @@ class Intake:
         )
 
     def _edited(self, held: bytes) -> bytes:
-        """Return the relay's own fields and `held` (the header and the bytes after it) with the policy's
+        """Return the header and the bytes after it (`held`) with the relay's own fields and the policy's
         edits.
         """
         edits, header = self.transaction.edits, self._header
@@ -491,7 +491,7 @@ class Intake:
         return self._own_fields(structs.replace(header, names=names, lead=b"")) + rest
 
     def _own_fields(self, header: Header) -> bytes:
-        """Return the Received field and missing fields, as bytes to put before the header."""
+        """Return the header fields that the relay adds: Received, and required fields that are missing."""
         return headers.trace_fields(
             self.envelope, header, hostname=self._context.hostname, hide_client=self._settings.hide_client
         )
@@ -551,7 +551,7 @@ class Intake:
             self._wake()
 
     def _charge(self) -> None:
-        """Update the memory that all sessions use by the change in this message."""
+        """Add the change of this message's memory use to the total of all sessions."""
         held = self.backlog if self._scanner is None else self.backlog + len(self._scanner.held)
         if held != self.held:
             self._context.memory.used += held - self.held
@@ -610,7 +610,7 @@ class Intake:
         return accepted
 
     async def _ask(self, writer: MessageWriter, refusal: ServerReply) -> None:
-        """Refuse the message, unless it is a repetition. Raise StoredBeforeError if it was stored before."""
+        """Refuse the message; raise StoredBeforeError instead if it repeats a stored one."""
         if self._key:
             with suppress(contract.NotStoredBeforeError):
                 await writer.commit((), once=structs.replace(self._once(), asks_only=True))

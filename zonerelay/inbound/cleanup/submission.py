@@ -134,7 +134,7 @@ class SubmittingClient:
     def refuse_by(
         self, verdict: LookupResult, command: str, *, mailbox: Mailbox | None = None
     ) -> ServerReply:
-        """Refuse a command because of a verdict with a reply, and return the refusal. Code 421 ends the
+        """Refuse a command with the reply that a lookup returned, and return the refusal. Code 421 ends the
         session.
         """
         reply = verdict.decision.reply
@@ -313,8 +313,8 @@ class SubmittingClient:
     def _perhaps_a_report(
         self, transaction: MailTransaction, srs: Srs, recipient: Recipient, *, may_relay: bool
     ) -> ServerReply:
-        """Add a recipient. If it is an SRS address of this relay, replace it by the original sender that it
-        contains.
+        """Add a recipient; if it is an SRS address of this relay, add the original sender that it contains
+        instead.
         """
         given, context = recipient.address, self.context
         strangers, client = context.srs_recipients, client_key(self.client_state.client.address)
@@ -364,8 +364,8 @@ class SubmittingClient:
     def _suspended(
         self, orders: SuspensionCheck, sender: Mailbox, recipient: Mailbox | None
     ) -> tuple[ServerReply, str] | None:
-        """Return the refusal if an operator has suspended this mail, and a detail for the log. At MAIL,
-        `recipient` is None.
+        """Return the refusal of mail that an operator has suspended, with a detail for the log, or None. At
+        MAIL, `recipient` is None.
         """
         origin, zone_header = self.client_state.origin, self.context.zone_header
         names_zone = zone_header is not None and zone_header.trusts(origin.client_address, origin.user)
@@ -448,8 +448,8 @@ class SubmittingClient:
 
 
 def _is_for_later(transaction: MailTransaction, refusal: Refusal) -> bool:
-    """Return whether to delay the refusal until the header has arrived, because the message may repeat one
-    that was accepted before the quota was used up.
+    """Return whether to delay a quota refusal until the header shows whether the message repeats an accepted
+    one.
     """
     if refusal.reason is not Reason.QUOTA or refusal.reply.is_permanent or not transaction.key_may_follow:
         return False
@@ -459,7 +459,7 @@ def _is_for_later(transaction: MailTransaction, refusal: Refusal) -> bool:
 
 
 def _is_route(mailbox: Mailbox, hostname: str) -> bool:
-    """Return whether an address `user%domain@relay` is a source route: its domain is the relay's own.
+    """Return whether an address has the form `user%domain@relay`, a source route through this relay.
     Elsewhere, % has no meaning.
     """
     local, _, domain = mailbox.rpartition("@")

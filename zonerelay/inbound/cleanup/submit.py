@@ -1,4 +1,4 @@
-"""Accepts mail without SMTP: `submit(call, pieces)`.
+"""Accepts messages that are submitted without SMTP, by a call of `MessageSubmitter.submit`.
 
 HTTP, the drop directory and other code call it. An SMTP session performs the same steps, one for each command
 (`envelope`, `intake`). It makes all checks of the listener that the `MessageSubmitter` object belongs to:
@@ -36,9 +36,9 @@ from zonerelay.smtp.server.params import MailCommand
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """The submitter of a message. `protocol` and `helo` are for the Received field. The caller has
-    authenticated `user`; a user who is not in the credentials file is refused. With `may_relay`, the caller
-    permits the client to relay; otherwise its address decides.
+    """The submitter of a message: its protocol, address and user. `protocol` and `helo` are for the Received
+    field. The caller has authenticated `user`; a user who is not in the credentials file is refused. With
+    `may_relay`, the caller permits the client to relay; otherwise its address decides.
     """
 
     protocol: str
@@ -59,9 +59,9 @@ class SubmittedEnvelope(msgspec.Struct, frozen=True):
 
 
 class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options that an SMTP client gives in the header, or cannot give at all. For `zone`, the caller has
-    checked that the principal may name it. `notes` are stored in the trace. With `partial`, the message is
-    accepted for the recipients that are not refused.
+    """Options of a submission that an SMTP client sets in header fields, or that SMTP does not have. For
+    `zone`, the caller has checked that the principal may name it. `notes` are stored in the trace. With
+    `partial`, the message is accepted for the recipients that are not refused.
     """
 
     idempotency_key: str = ""
@@ -105,8 +105,8 @@ Submit = Callable[[SubmitCall, Pieces], Awaitable[Acceptance | Rejection]]
 
 
 class MessageSubmitter:
-    """Accepts mail by the settings of one listener. Submissions that have started keep the `context` they
-    began with.
+    """Accepts messages that are submitted without SMTP, with the settings of one listener. Submissions that
+    have started keep the `context` they began with.
     """
 
     def __init__(self, context: ListenerContext) -> None:
@@ -119,7 +119,7 @@ class MessageSubmitter:
         return any(each.context.policy is policy for each in self._running.values())
 
     async def submit(self, call: SubmitCall, pieces: Pieces) -> Acceptance | Rejection:
-        """Submit a message (see `Submit`). Raise the exceptions of `pieces`."""
+        """Submit a message, and return its `Acceptance` or `Rejection`. Raise the exceptions of `pieces`."""
         context = self.context
         if self.draining:
             return _whole(replies.SHUTTING_DOWN)
@@ -159,7 +159,7 @@ class MessageSubmitter:
 
 
 class _Submitting(SubmittingClient):
-    """One running call of `submit`: the client, and its share of the memory (a `MemoryHolder`)."""
+    """A running call of `submit`, with its client and its memory use (a `MemoryHolder`)."""
 
     task: asyncio.Task[Acceptance | Rejection]
 
@@ -339,6 +339,6 @@ def _whole(answer: ServerReply, *, of_sender: bool = False) -> Rejection:
 
 
 async def _let_others_run(at: int) -> None:
-    """Let other work run after every `LIST` recipients, because those that are refused have no limit."""
+    """Let other tasks run after every `LIST` recipients, because refused recipients are not limited."""
     if at % LIST == 0:
         await asyncio.sleep(0)

@@ -83,7 +83,7 @@ class Bursts:
         """The recent recipients of each sender in a zone, and their time."""
 
     def is_over(self, envelope: Envelope, deliveries: Sequence[Delivery]) -> bool:
-        """Count a message's new deliveries, and return whether its sender exceeds the limit."""
+        """Count a message's new deliveries, and return whether its sender exceeds the burst limit."""
         now = self._clock.monotonic()
         if now >= self._look_at:
             self._look(now)
@@ -117,7 +117,9 @@ Key = str | bytes
 
 
 def client_key(address: str) -> Key:
-    """Return the key under which a client is counted; `address` is spelled as AccessPolicy does."""
+    """Return the key under which a client is counted: its IPv4 address, or the /64 prefix of its IPv6
+    address. `address` is spelled as `AccessPolicy` does.
+    """
     return inet_pton(AF_INET6, address)[:8] if ":" in address else address
 
 
@@ -155,7 +157,7 @@ class ConnectionLimits:
         self._add(address, -1)
 
     def move(self, old: str, new: str) -> Reason | None:
-        """Count a connection for another address: it was entered as `old` and will leave as `new`.
+        """Move a connection from the counts of the address `old` to those of the address `new`.
 
         If a limit is reached, nothing changes, the reason is returned, and the connection leaves as `old`.
         """
@@ -227,7 +229,7 @@ MAX_COUNTED = 1000
 
 
 class _Failures:
-    """The failed attempts under one key."""
+    """The failed attempts that are counted under one key, such as a client or a network."""
 
     __slots__ = ("guesses", "in_a_row")
 

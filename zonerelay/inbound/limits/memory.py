@@ -140,7 +140,7 @@ class SessionMemory:
         self.change(limit)
 
     def change(self, limit: int) -> None:
-        """Change the limit, in bytes."""
+        """Set the limit of the memory of all sessions, in bytes."""
         self._limit = limit
         self._tight = int(limit * TIGHT)
 

@@ -73,8 +73,8 @@ class ExhaustedQuota(msgspec.Struct, frozen=True):
 
 
 class Usage:
-    """How much one user has sent recently, as stored in a record. `now` is Unix time by the clock of the
-    record store.
+    """The amount of mail that one user has sent recently, as stored in a usage record. `now` is Unix time by
+    the clock of the record store.
     """
 
     def __init__(self, record: bytes | None, now: float) -> None:
@@ -160,9 +160,9 @@ class Quotas:
     async def take(
         self, user: str, rails: UserLimits, sent: Sent, *, counted: float | None = None
     ) -> ExhaustedQuota | float:
-        """Count a message that is about to be accepted, and return the time that it counts for, or return the
-        exhausted quota. Negative numbers remove one that was not accepted and was `counted` for this time.
-        Raise AuthorityError if the usage cannot be counted.
+        """Count a message before it is accepted; return the time under which it is counted, or the exhausted
+        quota. Negative numbers remove one that was not accepted and was `counted` for this time. Raise
+        AuthorityError if the usage cannot be counted.
         """
         records, name = self._records, _name(user)
         for _ in range(MAX_TRIES):

@@ -85,8 +85,8 @@ class AnyListener(ABC, Generic[S]):
         """Return the protocol for a new connection."""
 
     def configure(self, context: ListenerContext) -> None:
-        """Use this context for new connections, and for new HTTP requests on open connections. Open sessions
-        keep the one they began with.
+        """Apply this context, with its settings, to new connections and to new HTTP requests on open ones.
+        Open sessions keep the one they began with.
         """
         self.context = context
         self.submissions.context = context
@@ -97,7 +97,7 @@ class AnyListener(ABC, Generic[S]):
         return self.submissions.asks(policy)
 
     def stop_accepting(self) -> None:
-        """Close the listening socket, while open connections stay."""
+        """Close the listening socket; open connections continue."""
         if self._server is None:
             return
         self._server.close()

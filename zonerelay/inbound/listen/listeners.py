@@ -381,8 +381,8 @@ class Listeners:
         )
 
     def _retire(self, policy: contexts.AskedPolicy, listener: SomeListener) -> None:
-        """Close a replaced policy when no session uses it any more. An application may keep a session open
-        all day.
+        """Close a policy that has been replaced, when no session uses it any more. An application may keep a
+        session open all day.
         """
 
         async def retire() -> None:
@@ -419,7 +419,5 @@ def _bounded(settings: ListenerSettings, policy: contexts.AskedPolicy | None) ->
 
 
 def earliest(expiries: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Return the expiry of each certificate by its first name; the earliest, if several have the same
-    name.
-    """
+    """Return the expiry time by certificate name, the earliest if several certificates have the same name."""
     return dict(sorted(expiries, key=lambda each: -each[1]))

@@ -50,8 +50,8 @@ _decode_answer = _answers.decode
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
-    """Read one frame: a length and its bytes. Raise IncompleteReadError (an EOFError) or OSError on
-    failure.
+    """Read one frame, which is a length followed by that number of bytes. Raise IncompleteReadError (an
+    EOFError) or OSError on failure.
     """
     return await reader.readexactly(int.from_bytes(await reader.readexactly(_LENGTH)))
 

@@ -75,7 +75,7 @@ def understood(answer: object) -> Result:
 
 
 def described(error: BaseException) -> str:
-    """Return an exception as text, with the innermost line of the operator's code."""
+    """Return a description of an exception, with the innermost line of the operator's code."""
     try:
         text = str(error)[:MAX_DETAIL]
     except BaseException:  # noqa: BLE001 - it is the operator's __str__
@@ -172,7 +172,7 @@ class LoopThread:
 
 
 class _DaemonExecutor(concurrent.futures.ThreadPoolExecutor):
-    """The executor for `asyncio.to_thread`. Unlike the base class, it does not join its threads at exit."""
+    """A thread pool for `asyncio.to_thread` that does not join its threads at exit, unlike its base class."""
 
     def __init__(self, name: str) -> None:
         super().__init__(max_workers=1)

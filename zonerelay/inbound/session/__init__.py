@@ -1,5 +1,5 @@
-"""One SMTP session: `session` moves bytes, `conversation` answers command lines, `transport` handles PROXY
-and TLS, and `admission` counts connections.
+"""One SMTP session: `session` reads and writes bytes, `conversation` executes commands, `transport` handles
+PROXY and TLS, and `admission` counts connections.
 
 Code outside inbound/ imports no module of this package.
 """

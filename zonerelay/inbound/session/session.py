@@ -51,7 +51,7 @@ _FOREIGN = frozenset(b"\x16P\r")
 
 
 class SessionPhase(enum.IntEnum):
-    """The phase of a session; phases are only passed in one direction."""
+    """The phase of a session, from the handshake to its end; a session never returns to an earlier phase."""
 
     OPENING = enum.auto()
     """Handshakes, before the greeting."""
@@ -282,8 +282,8 @@ class Session(asyncio.Protocol):
             self._greet()
 
     def _is_now(self, address: str, port: int) -> bool:
-        """Count the connection for another client. Return False if the client is refused, which ends the
-        session.
+        """Count the connection for the client at this address, which PROXY or XCLIENT has named. Return False
+        if the client is refused, which ends the session.
         """
         self.client, refusal = self._admission.readmit(self.client, address, port)
         if refusal is not None:
@@ -318,7 +318,7 @@ class Session(asyncio.Protocol):
     # Commands.
 
     def advance(self) -> None:
-        """Process received input until a reply has to wait."""
+        """Process received input until none is left, or until a reply has to wait."""
         if self.phase >= _LEFT:
             return  # its memory is already released
         self._charge()
@@ -580,7 +580,7 @@ class Session(asyncio.Protocol):
             self._admission.forget(self)
 
     def _charge(self) -> None:
-        """Update the memory that all sessions use, and free memory if too much is used."""
+        """Add the change of this session's memory use to the total, and free memory if too much is used."""
         held = self.lines.waiting + (TLS_COST if self.transport.has_tls else 0)
         if held == self._charged:
             return

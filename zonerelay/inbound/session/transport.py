@@ -125,8 +125,8 @@ class Deadlines:
         return min(dues) + (now - theirs)
 
     def _clocks(self) -> Iterator[tuple[float | None, float, ServerReply]]:
-        """Yield each time limit: when it began or None, its seconds, and the reply to a client that exceeds
-        it.
+        """Yield each time limit with its start (or None), its length in seconds, and the reply to a client
+        that exceeds it.
         """
         yield self._handshake, HANDSHAKE, replies.IDLE
         idle, min_rate = self._settings.idle_timeout, self._settings.min_data_rate
@@ -140,7 +140,7 @@ LINGER = 10.0  # seconds for a client to read the last reply before the connecti
 
 
 class Connection(Protocol):
-    """Interface: an SMTP session or HTTP connection; `unwrap` calls these methods."""
+    """Interface: an SMTP session or HTTP connection, whose methods `Transport.unwrap` calls."""
 
     def named(self, header: ProxyHeader) -> bool:
         """Continue as the client that the PROXY header names. Return False if it is refused."""

@@ -50,8 +50,9 @@ class Grants(msgspec.Struct, frozen=True, kw_only=True):
 def _grants(
     settings: ListenerSettings, may_relay: bool, may_xclient: bool, secure: bool, proven: bool
 ) -> Grants:
-    """Return what a client may do. `may_relay` is determined by its address. `secure` means that it uses TLS.
-    `proven` means that it has logged in or presented a listed certificate.
+    """Return what a client of a listener may do, given its address, TLS and login. `may_relay` is determined
+    by its address. `secure` means that it uses TLS. `proven` means that it has logged in or presented a
+    listed certificate.
     """
     must_log_in = not proven and settings.auth is ListenerAuth.REQUIRED
     may_relay = proven or (may_relay and not must_log_in)

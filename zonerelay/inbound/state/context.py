@@ -334,7 +334,9 @@ class ListenerContext(SharedContext):
 
 
 def _checked(parsed: tuple[Mailbox, str], *, smtputf8: bool) -> Mailbox:
-    """Return the address of a path that a handler has set. Raise CommandError if the path is invalid."""
+    """Return the address of a path that an aiosmtpd handler has set. Raise CommandError if the path is
+    invalid.
+    """
     mailbox, rest = parsed
     if rest:
         raise CommandError(Reply(501, "1.3", "Bad address syntax"))

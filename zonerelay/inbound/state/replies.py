@@ -276,8 +276,8 @@ class Greeting:
         self._answers: dict[tuple[str, ...], tuple[float, ServerReply]] = {}
 
     def ehlo(self, offer: tuple[str, ...], now: float) -> ServerReply:
-        """Return the reply to EHLO, whose last lines are those that the client may use. `now` is Unix
-        time.
+        """Return the EHLO reply of the listener, with the lines in `offer`, which this client may use, at the
+        end. `now` is Unix time.
         """
         known = self._answers.get(offer)
         if known is None or not known[0] <= now < known[0] + FRESH:

@@ -305,7 +305,7 @@ class ClientRewrites:
 
 
 def target(to: str) -> tuple[str, str]:
-    """Return the local part (empty if unchanged) and the domain of the `to` of a [[rewrite]] rule. Raise
+    """Split the `to` of a [[rewrite]] rule into its local part (empty if unchanged) and its domain. Raise
     ValueError with a message.
     """
     local, _, domain = to.rpartition("@")

@@ -30,7 +30,7 @@ class AskingContext:
     """A TLS context that requests a certificate from the client."""
 
     def __init__(self, pair: CertificatePair, ciphers: str) -> None:
-        """Create the context."""
+        """Create a context for one certificate and an OpenSSL cipher list."""
         self._context = context = SSL.Context(SSL.TLS_SERVER_METHOD)
         context.set_min_proto_version(SSL.TLS1_2_VERSION)
         context.set_cipher_list(ciphers.encode())
@@ -71,7 +71,7 @@ class AskingContext:
 
 
 class AskingSession:
-    """A TLS session of pyOpenSSL with the methods of `ssl.SSLObject` that a channel uses."""
+    """A TLS session of pyOpenSSL with the methods of `ssl.SSLObject` that `TlsChannel` uses."""
 
     def __init__(self, connection: SSL.Connection, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO) -> None:
         connection.set_accept_state()

@@ -64,7 +64,9 @@ def read_pair(certificate: Path, key: Path) -> CertificatePair:
 
 
 def read_texts(certificate: Path, key: Path) -> Texts:
-    """Read the files of a certificate and its key. Raise CertificateError if a file cannot be read."""
+    """Read the PEM files of a certificate and its key, without parsing them. Raise CertificateError if a file
+    cannot be read.
+    """
     text = _read(certificate, "certificate")
     return text, text if key == certificate else _read(key, "private key", KeyFileError)
 

@@ -104,9 +104,7 @@ def server_context(pair: CertificatePair) -> ssl.SSLContext:
 
 
 def _load(context: ssl.SSLContext, pair: CertificatePair) -> None:
-    """Load a certificate and its key into a context, by a file in memory, because `ssl` can only read
-    files.
-    """
+    """Load a certificate and its key into a context from an in-memory file, as `ssl` can only read files."""
     key = pair.key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -259,7 +257,9 @@ class Certificates:
                 self._is_outdated = False
 
     def _read_again(self, entry: CertificateEntry, now: float) -> bool:
-        """Read one pair of files again, and return whether its certificate has changed."""
+        """Read the files of one certificate and its key again, and return whether the certificate has
+        changed.
+        """
         before, is_new = entry.problem, entry.read(now)
         if entry.problem not in ("", before):
             self._events.certificate_refused(self._address, str(entry.certificate), entry.problem)

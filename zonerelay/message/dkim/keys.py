@@ -119,7 +119,7 @@ class DkimEntry(DkimSettings):
 
 
 class DkimKeys:
-    """All [[dkim]] keys; keys that `old` contains are not read again.
+    """All configured [[dkim]] keys; those that `old` has already loaded are not parsed again.
 
     `ascii_domain` converts a domain to A-labels, and raises ValueError for a text that is not a domain
     (routing/addresses.py).
@@ -140,9 +140,7 @@ class DkimKeys:
         self.entries: list[DkimEntry] = []
 
         def load(pem: bytes) -> PrivateKey:
-            """Read a private key, or return one that is already loaded, because checking a key is
-            expensive.
-            """
+            """Parse a private key, or return a loaded one, because checking a key is expensive."""
             digest = hashlib.sha256(pem).digest()
             key = known.get(digest) or self._loaded.get(digest) or load_private_key(pem)
             self._loaded[digest] = key

@@ -164,9 +164,7 @@ class DkimKey:
 
 
 class UnsignedField(msgspec.Struct, frozen=True):
-    """A DKIM-Signature field without its signature: `key.sign` of `digest` is the expensive step that
-    remains.
-    """
+    """A DKIM-Signature field that lacks only the signature, and the hash (`digest`) for `key` to sign."""
 
     key: DkimKey
     digest: bytes

@@ -58,8 +58,8 @@ _CHECKED = f"CROSS JOIN LATERAL (SELECT {_PEOPLE} <= {MAX_PEOPLE} AS ok) p"
 
 
 class OutboxStatements:
-    """The SQL statements for one set of tables. Below are their templates, with names of tables in angle
-    brackets. Call `use` to state whether the table has the column `priority`.
+    """The outbox's SQL statements, for tables with the configured names. Below are their templates, with
+    names of tables in angle brackets. Call `use` to state whether the table has the column `priority`.
     """
 
     # $1 limit, $2 session, $3 full queues, $4 default zone, $5 only rows due after '-infinity' (retries)

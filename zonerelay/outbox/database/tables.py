@@ -105,9 +105,7 @@ CREATE TRIGGER {prefix}_again AFTER UPDATE OF status ON {messages} FOR EACH ROW
 
 
 def _columns_of(table: str) -> dict[str, str]:
-    """Return the columns of a table from the declaration above, with the names of types as PostgreSQL reports
-    them.
-    """
+    """Return the names and the types of a table's columns, with types spelled as PostgreSQL reports them."""
     found = re.findall(r"^    (\w+) ([\w\[\]]+)", _COLUMNS[table], re.MULTILINE)
     return {name: "timestamp with time zone" if kind == "timestamptz" else kind for name, kind in found}
 
@@ -147,7 +145,7 @@ READ_BY_APPLICATIONS = ("id", "status", "attempts", "next_retry_at", "sent_at", 
 
 
 def script(names: TableNames) -> str:
-    """Return all tables and privileges as a script for psql (`zonerelay outbox schema`)."""
+    """Return a psql script that creates all tables and grants the privileges (`zonerelay outbox schema`)."""
     columns = ", ".join(WRITTEN_BY_APPLICATIONS)
     rights = f"""
 -- An application's role, here "app", inserts, reads what became of it, tries again and deletes:

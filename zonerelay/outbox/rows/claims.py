@@ -69,7 +69,9 @@ class OutboxReader:
         return size
 
     async def content(self, row: int) -> RowContent:
-        """Read the text columns of a row. Callers check its `size` first."""
+        """Read the content columns of a row, such as the subject and the text. Callers check its `size`
+        first.
+        """
         return RowContent(*await self._existing(self._statements.content, row))
 
     async def _existing(self, statement: str, row: int) -> Columns:
@@ -79,7 +81,9 @@ class OutboxReader:
         return found[0]
 
     async def row(self, row: int) -> Row | None:
-        """Return an open row without the recipients that are being attempted, or None. Raises BadRowError."""
+        """Return an unfinished row, without the recipients to which delivery is in progress, or None. Raises
+        BadRowError.
+        """
         return self._one(await self._keeper.fetch(self._statements.one, row))
 
     async def lock(self, row: int, session: str) -> Row | None:
@@ -92,8 +96,8 @@ class OutboxReader:
     # --- all rows
 
     async def scan(self, queue: QueueName | None, first: int) -> AsyncGenerator[Delivery, None]:
-        """Yield the open deliveries of a queue, or of all queues, in the order of rows, beginning with the
-        row `first`. Invalid rows have none.
+        """Yield the unfinished deliveries of one or all queues by row number, beginning with the row `first`.
+        Invalid rows have none.
         """
         last = first - 1
         name = None if queue is None else queue.text
@@ -115,7 +119,7 @@ class OutboxReader:
             await asyncio.sleep(COUNT_EVERY)
 
     async def count(self) -> None:
-        """Count the rows by queue. Raises StoreError."""
+        """Count the rows by queue and by status. Raises StoreError."""
         rows = await self._keeper.fetch(self._statements.counts, self._around.settings.zone)
         # Other zones are arbitrary texts of an application and must not become labels of a metric. Their rows
         # fail when they are claimed.
@@ -143,8 +147,8 @@ class OutboxWriter:
         """Runs while writes are pending."""
 
     def put(self, write: RowWrite) -> None:
-        """Queue a write of outcomes to a row. It replaces an earlier one of the same claim, because it
-        includes that one's outcomes.
+        """Queue the outcomes of a row for writing to the database. It replaces an earlier one of the same
+        claim, because it includes that one's outcomes.
         """
         self._waiting[write.id, write.token] = write
         if self._task is None or self._task.done():
@@ -253,11 +257,11 @@ class ClaimWindow:
 
     @property
     def queues(self) -> Set[QueueName]:
-        """Return the queues that have claimed rows."""
+        """The queues that have claimed rows."""
         return self._counts.keys()
 
     def full(self) -> Collection[QueueName]:
-        """Return the queues that must not claim more rows at present."""
+        """Return the queues for which no more rows may be claimed at present."""
         share = self._share()
         self._full = {
             queue
@@ -267,8 +271,8 @@ class ClaimWindow:
         return self._full
 
     def room(self) -> int:
-        """Return the number of rows to claim next. All of a batch may belong to one queue, so it is at most
-        one share.
+        """Return the number of rows that may be claimed next. All of a batch may belong to one queue, so it
+        is at most one share.
         """
         room = min(BATCH, self._share(), MOST + RESERVE - self._total)
         self._wants_room = room <= 0
@@ -417,8 +421,8 @@ class OutboxClaims:
     # --- rows added and removed
 
     def _admitted(self, columns: Columns) -> QueueName | None:
-        """Add the deliveries of a claimed row. Return its queue, or `None` if the row has no delivery for now
-        and its new state was queued for writing.
+        """Add the deliveries of a claimed row to those that can be attempted. Return its queue, or `None` if
+        the row has no delivery for now and its new state was queued for writing.
         """
         try:
             mailbox = self._mailbox_of(columns)
@@ -542,7 +546,7 @@ class OutboxClaims:
         since: MessageId | None = None,
         domain: str | None = None,
     ) -> list[Delivery]:
-        """Return deliveries of claimed rows for an attempt, as `QueueStore.claim` does. Rows never count as
+        """Remove and return deliveries that can be attempted, as `QueueStore.claim` does. Rows never count as
         new mail.
         """
         ready = self._ready.get(queue)
@@ -559,7 +563,7 @@ class OutboxClaims:
         return found
 
     def _attempted(self, rows: Iterable[Row]) -> list[DeliveryKey]:
-        """Return the deliveries of these rows that were taken and neither returned nor settled."""
+        """Return the deliveries of these rows that `take` has returned and whose attempts have not ended."""
         return [key for row in rows for key in keys_of(row) if key not in self._ready[row.queue]]
 
     def settled(self, key: DeliveryKey) -> Row | None:
