@@ -130,7 +130,7 @@ def _send(
 
 
 def _options(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Parse the command line: return the options, wherever they are before `--`, and the other arguments."""
+    """Parse the command line, and return its options and its other arguments."""
     options, arguments = dict[str, str](), list[str]()
     rest = list(words)
     while rest:
@@ -162,7 +162,7 @@ def _options(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _readable(text: str, where: str) -> list[str]:
-    """Return the valid addresses of a list. Invalid ones are reported and skipped."""
+    """Return the valid addresses in a string that lists addresses. Invalid ones are reported and skipped."""
     found = []
     for entry in read_addresses(text).entries:
         if entry.address and " " not in entry.address:
@@ -225,9 +225,7 @@ def _read(stream: BinaryIO, *, dots_end: bool) -> bytes:
 
 
 def _split(message: bytes) -> tuple[list[bytes], bytes]:
-    """Return the header fields, and the body with the empty line before it, which is added if it is
-    missing.
-    """
+    """Split a message into its header fields and its body, which includes the empty line before it."""
     fields = list[bytes]()
     end = 0
     # Mailboxes, and programs that write them, begin with a "From " line.
@@ -272,8 +270,8 @@ def _complete(field: bytes, domain: str) -> bytes:
 
 
 def _from(author: str, name: str) -> bytes:
-    """Return a From field (RFC 5322, section 3.6.2). A non-ASCII name is written as encoded words
-    (RFC 2047).
+    """Return a From field with the author's address and name (RFC 5322, section 3.6.2). A non-ASCII name is
+    written as encoded words (RFC 2047).
     """
     if not name or not name.isprintable():
         return f"From: {author}\n".encode()
@@ -287,13 +285,15 @@ def _from(author: str, name: str) -> bytes:
 
 
 def _xtext(text: str) -> str:
-    """Encode a text as xtext (RFC 3461, section 4)."""
+    """Encode a string as xtext (RFC 3461, section 4)."""
     octets = text.encode("utf-8", "surrogateescape")  # of an argument that is not valid UTF-8
     return re.sub(rb"[^!-*,-<>-~]", lambda found: b"+%02X" % found[0][0], octets).decode()
 
 
 def _user(fields: Sequence[bytes], domain: str) -> str:
-    """Return the address of the calling user, who may have no name in a container."""
+    """Return the address of the user who runs sendmail, or of the message's author if that user has no
+    name.
+    """
     try:
         return f"{pwd.getpwuid(os.getuid()).pw_name}@{domain}"
     except KeyError:
@@ -350,7 +350,7 @@ def _joined(path: str) -> dict[str, object]:
 
 
 def _option(settings: dict[str, object], name: str) -> str:
-    """Return a path from [sendmail], or "" if the configuration disables it."""
+    """Return the path that an option of [sendmail] sets, or "" if the option disables the feature."""
     table = settings.get("sendmail")
     return str((table if isinstance(table, dict) else {}).get(name, {"drop": DROP, "aliases": ALIASES}[name]))
 

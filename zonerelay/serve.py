@@ -125,8 +125,7 @@ PACKET = 4096
 
 @dataclass(eq=False, repr=False)
 class WorkerProcess(RepeatedWork):
-    """The lifecycle of a worker process from ready to stopped: it reacts to signals and to the end of the
-    supervisor.
+    """Runs a worker from ready to stopped, and handles signals and messages of the supervisor.
 
     `begin` is the handler of SIGHUP, which reloads the configuration. The file is read and checked in a
     thread, and activated on the event loop, so that its last state becomes active. Objects of the
@@ -167,8 +166,9 @@ class WorkerProcess(RepeatedWork):
             self.notifier.tell("EMPTY=1")
 
     async def _until_stopped(self) -> bool:
-        """Wait until there is a reason to stop. Return true if the worker drains a spool, which is now empty.
-        An unexpected error of that check is raised, because the spool is then not known to be empty.
+        """Wait until the worker is to stop, by request or because the spool that it drains is empty. Return
+        true if the worker drains a spool, which is now empty. An unexpected error of that check is raised,
+        because the spool is then not known to be empty.
         """
         stop_wait: asyncio.Future[object] = asyncio.ensure_future(self._stop.wait())
         waits: set[asyncio.Future[object]] = {stop_wait}
@@ -210,7 +210,7 @@ class WorkerProcess(RepeatedWork):
         return await self.worker.reload(settings)
 
     def _hear(self, channel: socket.socket) -> None:
-        """Handle messages of the supervisor: a failed login at another worker, or the end of the supervisor.
+        """Handle a message of the supervisor (a failed login at another worker) or the supervisor's end.
         After the latter, finish active deliveries and stop, so that the next relay finds the spool unlocked.
         """
         try:

@@ -1,4 +1,4 @@
-"""Implements the store of a relay with an outbox: mail in the spool and rows of applications form one queue.
+"""Implements the store of a relay with an outbox: messages in the spool and outbox rows form one queue.
 Zones, rates, connections and operators' commands do not distinguish them.
 
 A message's id shows which of the two holds it. New mail and bounces go to the spool. A write to the spool
@@ -47,8 +47,8 @@ DROPPED = Outcome(Verdict.BOUNCED, Reply(554, "7.0", "dropped by the operator"),
 
 
 class OutboxStore:
-    """Combines the store of the spool and the rows of the outbox, and closes both. `counts_rows` is set for
-    the one worker that counts the rows.
+    """The store of a relay with an outbox, which combines the spool's store with the outbox rows.
+    `counts_rows` is set for the one worker that counts the rows.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class OutboxStore:
         return self._spool.node
 
     async def start(self, zones: ZoneHost, logins: LoginHost) -> None:
-        """Connect and start to claim rows. The scheduler must run. Raises StoreOpenError if the tables cannot
-        be used.
+        """Connect to the outbox's database and start to claim rows. The scheduler must run. Raises
+        StoreOpenError if the tables cannot be used.
         """
         self._mailboxes.attach(zones, logins)
         await self.keeper.start()
@@ -85,7 +85,7 @@ class OutboxStore:
         self._tasks.start(self.reader.run())
 
     async def close(self) -> None:
-        """Write the known outcomes, and release the other rows. Then close the spool."""
+        """Write the known outcomes of rows, and release the other claimed rows. Then close the spool."""
         try:
             await self._tasks.cancel()
             await self.claims.writer.close(CLOSE_TIMEOUT if self.keeper.usable else 0.0)
@@ -114,10 +114,9 @@ class OutboxStore:
     async def claim(
         self, queue: QueueName, limit: int, *, now: float, **only: Unpack[contract.ClaimFilter]
     ) -> list[Delivery]:
-        """Claim up to half of the limit from the rows if both the rows and the spool have enough, and the
-        rest from the spool. The spool is asked for the whole limit, and gets back what is too much, because
-        nothing may wait between the claim of a row and its return: the row could be lost then. New mail is in
-        the spool alone.
+        """Claim deliveries from both the outbox and the spool, half of the limit each if both have enough.
+        The spool is asked for the whole limit, and gets back what is too much, because nothing may wait
+        between the claim of a row and its return: the row could be lost then. New mail is in the spool alone.
         """
         is_mailbox = queue.kind is QueueKind.MAILBOX
         found = [] if is_mailbox else await self._spool.claim(queue, limit, now=now, **only)
@@ -138,7 +137,7 @@ class OutboxStore:
     # --- settling
 
     async def settle(self, changes: Sequence[contract.Change], *, lazy: bool = False) -> None:
-        """Settle the spool's deliveries. Record the outcomes of rows and queue their writes."""
+        """Settle deliveries of the spool, and queue the outcomes of outbox rows to be written."""
         ours: list[contract.Change] = []
         theirs: list[contract.Finish | contract.Postpone] = []
         for change in changes:

@@ -24,7 +24,8 @@ FileState = tuple[int, ...]
 
 
 def file_state(path: str | Path) -> FileState:
-    """Return the state of a file, following links. It changes when the file is modified, replaced or removed.
+    """Return a value that identifies the state of a file (its times, inode, device and size), following
+    links. It changes when the file is modified, replaced or removed.
 
     Runs on the event loop: a stat takes microseconds on a small local file, and a thread would cost a
     hundred.
@@ -100,7 +101,7 @@ class SideDatabase:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the open file no longer exists under its name."""
+        """Whether the open database file was removed or replaced."""
         return self._database is not None and identity(self.path) != self._identity
 
     def opened(self) -> sqlite3.Connection:

@@ -1,4 +1,6 @@
-"""Prepares every process of the relay: system limits, memory, the log, and the key of its pseudonyms."""
+"""Prepares every process of the relay: system limits, memory, the log, and the key for pseudonyms in the
+log.
+"""
 
 import ctypes
 import json
@@ -38,9 +40,10 @@ socket, the configuration that the supervisor was started with.
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """The identity of a worker process. With `drains_spool`, the worker listens nowhere, empties its spool
-    and finally removes it. `channel` leads to the supervisor. `limits` is the socket of the supervisor's
-    limits, or `None` if this process has its limits to itself.
+    """The index of a worker process, and what it has received from its supervisor or from systemd. With
+    `drains_spool`, the worker listens nowhere, empties its spool and finally removes it. `channel` leads to
+    the supervisor. `limits` is the socket of the supervisor's limits, or `None` if this process has its
+    limits to itself.
     """
 
     index: int = 0
@@ -152,8 +155,9 @@ def _spare_key() -> bytes:
 
 
 def _with_key(settings: Settings) -> Redactor:
-    """Return a redactor with the relay's key. If that key cannot be used, a key of this process is used
-    instead: mail does not wait for the log, and addresses stay hidden. Its `problem` describes this.
+    """Return a redactor that makes pseudonyms with the relay's key. If that key cannot be used, a key of this
+    process is used instead: mail does not wait for the log, and addresses stay hidden. Its `problem`
+    describes this.
     """
     try:
         durable.make_directory(settings.spool.path.parent)
@@ -171,7 +175,7 @@ def redact_key_of(settings: Settings) -> Path:
 
 
 def history_redactor(settings: Settings, of_log: Redactor) -> Redactor:
-    """Return the redactor of the history, which is that of the log if both show addresses in the same
+    """Return the redactor for the message history: that of the log if both show addresses in the same
     form.
     """
     hashed = settings.history.addresses is HistoryAddresses.HASHED

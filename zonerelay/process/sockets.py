@@ -120,8 +120,9 @@ FIRST = 3  # SD_LISTEN_FDS_START
 
 
 class InheritedSockets:
-    """The sockets that a process has inherited, by address. `own` are listening sockets of this process, the
-    first of which a listener uses. `others` are those of the other workers. They are never closed here.
+    """The listening sockets that a process has inherited, by their addresses. `own` are listening sockets of
+    this process, the first of which a listener uses. `others` are those of the other workers. They are never
+    closed here.
     """
 
     def __init__(
@@ -161,14 +162,16 @@ class InheritedSockets:
         return cls(own, others)
 
     def take(self, address: str) -> socket.socket | None:
-        """Return a duplicate of the first own socket for a listener's address, or `None` if there is none."""
+        """Return a duplicate of the first inherited socket for a listener's address, or `None` if there is
+        none.
+        """
         wanted = parse_listen(address)
         found = (each[0] for text, each in self._own.items() if parse_listen(text) == wanted)
         return next(map(_copy, found), None)
 
     def take_more(self, address: str) -> tuple[list[socket.socket], list[socket.socket]]:
-        """Return duplicates of the worker's additional sockets for a listener's address, and of the other
-        workers' sockets for it.
+        """Return duplicates of this worker's additional sockets for an address, and of the other workers'
+        sockets.
         """
         spare, others = self._own.get(address, ())[1:], self._others.get(address, ())
         return [_copy(each) for each in spare], [_copy(each) for each in others]
@@ -208,7 +211,7 @@ def _address_of(descriptor: int, name: str) -> str:
 
 
 def bound_address(bound: socket.socket) -> str:
-    """Return the address that a socket is bound to, in the form of the configuration."""
+    """Return the address that a socket is bound to, as a configuration file would specify it."""
     name = bound.getsockname()
     return str(ListenAddress(path=name) if isinstance(name, str) else ListenAddress(name[0], name[1]))
 

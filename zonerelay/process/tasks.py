@@ -16,8 +16,8 @@ Step = TypeVar("Step")
 
 
 class Tasks:
-    """The background tasks of one owner, on one event loop. Unlike in a TaskGroup, the other tasks continue
-    when one fails. `on_error` reports the error of a task.
+    """The background tasks of one component, on one event loop. Unlike in a TaskGroup, the other tasks
+    continue when one fails. `on_error` reports the error of a task.
     """
 
     def __init__(self, on_error: Callable[[BaseException], None] | None = None) -> None:

@@ -235,7 +235,9 @@ def _resolver(resolve: Resolve) -> AbstractResolver:
 
 
 def _words(error: Exception, host: str) -> str:
-    """Describe a failed request. The texts of aiohttp's exceptions may quote a URL, so they are not used."""
+    """Return an error message for a failed request. The texts of aiohttp's exceptions may quote a URL, so
+    they are not used.
+    """
     cause: BaseException = error
     while cause.__cause__ is not None:
         cause = cause.__cause__

@@ -170,9 +170,7 @@ class Scheduler:
     # Reasons to wake
 
     def stored(self, deliveries: Sequence[Delivery], is_next: bool) -> int:
-        """Accept new, durable deliveries of a queue as far as there is room, and return how many
-        (`store.contract.Stored`).
-        """
+        """Accept into memory, while there is room, deliveries that were just stored, and return how many."""
         if not self._running:
             return 0
         try:
@@ -268,7 +266,7 @@ class Scheduler:
     # For status
 
     def problems(self) -> tuple[str, ...]:
-        """Return problems for operators: zones that have mail but are not in the configuration."""
+        """Return a problem for each zone that has stored mail but is not configured."""
         stored = {
             queue.zone
             for queue, counts in self._store.counts().items()
@@ -303,7 +301,7 @@ class Scheduler:
         return None if found is None else found.plan.destination_of(domain)
 
     def new_mail_rate(self, zone: str) -> float:
-        """Return the recent number of new deliveries started per second in a zone, or infinity if it is not
+        """Return how many new deliveries per second a zone has started recently, or infinity if that is not
         known.
         """
         found = self._zones.get(zone)

@@ -1,5 +1,5 @@
-"""Selects the next destination of a zone, within its limits and rates. Pure, except for the timer of the
-throttle.
+"""Selects the next destination of a zone, within the connection limits and rates. Pure, except for the timer
+of the throttle.
 
 Round robin (`RoundRobin`):
 
@@ -113,8 +113,8 @@ MEMORY = 0.2
 
 
 class BacklogThrottle:
-    """Counts transaction starts and limits those from the backlog. While `is_used_up` is true, no backlog may
-    start until the next update.
+    """Limits the rate at which transactions with old mail (backlog) start while new mail needs the CPU. While
+    `is_used_up` is true, no backlog may start until the next update.
 
     `busy` returns the share of the time since its last call for which the loop's thread needed a CPU. Without
     it nothing is limited. `refilled` is called when something may start that could not start before.
@@ -158,8 +158,8 @@ class BacklogThrottle:
         self.is_used_up = self._left <= 0
 
     def look(self, seconds: float, busy: float) -> None:
-        """Update the rate with the counts of the `seconds` since the last update or the beginning. `busy` is
-        the share of this time for which the loop was busy.
+        """Update the permitted rate from the starts in the last `seconds`. `busy` is the share of this time
+        for which the loop was busy.
         """
         self.is_looked_at = self._other > 0 or self.rate < math.inf
         self._fresh_rate += (self._fresh / seconds - self._fresh_rate) * MEMORY
@@ -215,8 +215,8 @@ KNOWN = 20_000
 
 
 class SlowStart:
-    """Limits the connections of one zone to unproven and slow destinations. `most` is the zone's connection
-    limit.
+    """Limits the connections of one zone to destinations that have not responded yet or respond slowly.
+    `most` is the zone's connection limit.
     """
 
     def __init__(self, most: int) -> None:
@@ -237,7 +237,7 @@ class SlowStart:
         return max(1, self.most * count // 8)
 
     def __bool__(self) -> bool:
-        """Return whether a destination is waiting to be admitted."""
+        """Return whether a destination is waiting until slow start allows it a connection."""
         return any(row for _, row in self._rows)
 
     def admits(self, destination: Destination) -> bool:
@@ -259,7 +259,7 @@ class SlowStart:
         return kind is Standing.SLOW or failing < self._eighths(1 if new_wait else 2)
 
     def put_aside(self, destination: Destination) -> None:
-        """Add a destination that was not admitted to those that wait."""
+        """Add a destination to those that wait until slow start allows them a connection."""
         new = 0 if destination.has_fresh else 1
         number = {Standing.FAILING: 2, Standing.SLOW: 3}.get(destination.standing, new)
         self._rows[number][1][destination] = None
@@ -272,7 +272,7 @@ class SlowStart:
             other[destination] = None
 
     def next(self, may_go: Callable[[Destination], bool]) -> Destination | None:
-        """Remove and return a waiting destination that is admitted now and may start, or return None."""
+        """Remove and return a waiting destination that may have a connection now, or return None."""
         for _ in self._rows:
             kind, row = self._rows[self._at]
             self._at = (self._at + 1) % len(self._rows)
@@ -282,16 +282,14 @@ class SlowStart:
         return None
 
     def wishes(self, destination: Destination) -> None:
-        """Count an admitted destination as waiting for a connection slot, until it starts or `gives_up` is
-        called.
-        """
+        """Count a destination as using a connection while it waits for a slot that all workers share."""
         kind = destination.standing
         if kind is not Standing.QUICK and destination not in self._wishing:
             self._wishing[destination] = kind
             self._active[kind] += 1
 
     def gives_up(self, destination: Destination) -> None:
-        """Stop counting a destination as waiting for a slot, because it no longer needs one."""
+        """Stop counting a destination as waiting for a connection slot, because it no longer needs one."""
         kind = self._wishing.pop(destination, None)
         if kind is not None:
             self._active[kind] -= 1
@@ -324,13 +322,13 @@ class SlowStart:
     # The memory of past standings
 
     def remember(self, destination: Destination) -> None:
-        """Store the standing of a destination that is about to be removed from memory."""
+        """Remember how well a destination has responded, because it is about to be removed from memory."""
         kind = destination.standing
         if kind is Standing.QUICK or kind is Standing.SLOW:
             self._past[destination.key] = destination.is_slow
 
     def recall(self, destination: Destination) -> None:
-        """Restore the stored standing of a destination that is used again."""
+        """Restore how well a destination has responded, because it is used again."""
         is_slow = self._past.pop(destination.key, None)
         if is_slow is not None:
             destination.suspension.is_proven, destination.is_slow = True, is_slow
@@ -501,7 +499,9 @@ class RoundRobin:
         return any(line is not destination for line in destination.site.blocked)
 
     def goes_on(self, destination: Destination, now: float, tick: float) -> bool:
-        """Return whether the visit of a destination may continue before other destinations are visited."""
+        """Return whether another batch may follow on the destination's connection before other destinations'
+        batches.
+        """
         return (
             destination.waiting > 0
             and destination.standing is Standing.QUICK
@@ -527,8 +527,8 @@ class RoundRobin:
             self._append(destination)
 
     def changed(self, key: SiteKey, now: float, *, earlier: bool) -> None:
-        """Queue destinations at a site again, because a batch has used its send time or has ended without
-        one. In the second case other destinations there may be due `earlier`.
+        """Queue destinations of a site again, because a batch has used its send time or has given it back. In
+        the second case other destinations there may be due `earlier`.
         """
         site = self._sites.get(key)
         if site is not None:
@@ -572,8 +572,8 @@ class RoundRobin:
         return False
 
     def emptied(self, destination: Destination) -> None:
-        """Cancel a destination's request for a slot after its mail was withdrawn. Otherwise the request would
-        keep the slot from other destinations permanently.
+        """Cancel a destination's request for a connection slot after its mail was withdrawn. Otherwise the
+        request would keep the slot from other destinations permanently.
         """
         if not destination.waiting:
             self._ungranted.pop(destination, None)
@@ -586,7 +586,7 @@ class RoundRobin:
         self._slow_start.gives_up(destination)
 
     def _append(self, destination: Destination, *, first: bool = False, new: bool = False) -> None:
-        """Queue a destination, even if it no longer has waiting mail."""
+        """Add a destination to the queue of its highest priority, even if it no longer has waiting mail."""
         priority = destination.urgency if destination.waiting else Priority.NORMAL
         destination.stands_as = priority
         queue = self._queues[priority]
@@ -635,7 +635,9 @@ class RoundRobin:
         return destination
 
     def _is_admitted(self, destination: Destination) -> bool:
-        """Return whether slow start admits a destination. If not, add the destination to those that wait."""
+        """Return whether slow start allows a destination a connection now. If not, add the destination to
+        those that wait.
+        """
         if destination.standing is Standing.QUICK:
             return True
         if destination.active and not destination.suspension.is_proven:  # it has one until it answers

@@ -50,8 +50,8 @@ def _encode(name: str) -> str:
 
 
 def organization(name: str) -> str:
-    """Return the domain that was probably registered: the last two labels of a name, or three if the last two
-    look like a public suffix such as co.uk. Its owner can create any number of names below it.
+    """Return the registrable domain of a name (an estimate): its last two labels, or three as in
+    example.co.uk. Its owner can create any number of names below it.
     """
     labels = name.rsplit(".", 3)
     is_two_parts = len(labels) > 2 and len(labels[-1]) == 2 and len(labels[-2]) <= 3
@@ -67,7 +67,7 @@ def is_literal(domain: str) -> bool:
 
 
 class Networks:
-    """Finds the networks that contain an address, each of which has a number, such as that of a rule."""
+    """A lookup table of numbered IP networks, which finds those that contain an address."""
 
     def __init__(self, networks: Iterable[Network] = ()) -> None:
         self._numbers: dict[tuple[int, int], dict[int, list[int]]] = {}
@@ -99,8 +99,8 @@ _made: dict[int, tuple[Sequence[Network], Networks]] = {}
 
 
 def networks_of(networks: Sequence[Network]) -> Networks:
-    """Return a lookup table for the networks of an option. The result is cached; for many networks a reload
-    builds it in a thread.
+    """Return a lookup table for the networks that an option of the configuration lists. The result is cached;
+    for many networks a reload builds it in a thread.
     """
     known = _made.get(id(networks))
     if known is None or known[0] is not networks:
@@ -112,7 +112,7 @@ def networks_of(networks: Sequence[Network]) -> Networks:
 
 @lru_cache(1024)
 def address_number(address: str) -> tuple[int, int]:
-    """Return the IP version and the address as a number, or zeros if the text is not an address."""
+    """Return the IP version and the address as an integer, or (0, 0) if the string is not an IP address."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:  # a Unix socket
@@ -174,9 +174,8 @@ def is_private(ip: str) -> bool:
 
 
 def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """Return the IPv4 address to which packets for an IPv6 address are sent in the end: mapped, 6to4 or
-    NAT64. Other forms (compatible, `::ffff:0:a.b.c.d` of RFC 2765, Teredo, a local NAT64 prefix) are never
-    public.
+    """Return the IPv4 address that is embedded in an IPv4-mapped, 6to4 or NAT64 address, or None. Other forms
+    (compatible, `::ffff:0:a.b.c.d` of RFC 2765, Teredo, a local NAT64 prefix) are never public.
     """
     if address.ipv4_mapped is not None:
         return address.ipv4_mapped

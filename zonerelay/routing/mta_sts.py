@@ -193,7 +193,7 @@ class StsFiles:
         self._writable = writable
 
     def load(self, now: float, limit: int) -> tuple[list[CachedPolicy], list[str]]:
-        """Return the unexpired policies, the latest first, and the problems of unreadable files. Raise
+        """Return the unexpired policies, newest first, and error messages about unreadable files. Raise
         OSError if the directory cannot be read.
         """
         found: list[CachedPolicy] = []
@@ -425,9 +425,7 @@ class StsPolicies:
         return ips
 
     def _failure(self, domain: str) -> PolicyLookup | None:
-        """Return the failure of a recent fetch of this domain's policy, if there was one and the clock was
-        not set back since.
-        """
+        """Return the recent failure to fetch this domain's policy, or None."""
         failure, now = self._failures.get(domain), self.clock.now()
         return failure if failure is not None and now < failure.expires <= now + RETRY_AFTER else None
 

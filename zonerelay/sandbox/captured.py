@@ -142,7 +142,7 @@ class _SinkSession(SMTP):
 
 
 class ChaosPolicy(Policy):
-    """Rejects random commands, as the triggers of Mailpit's chaos require."""
+    """Rejects random commands as often as Mailpit's chaos triggers specify."""
 
     def mail(self, event: Mail) -> Decision | None:
         return _struck(_FAULTS.chaos.sender)

@@ -147,7 +147,7 @@ def _make_certificate(directory: Path) -> tuple[Path, Path]:
 
 
 def _shown(address: str) -> str:
-    """Return the host name or address at which other machines can reach this address."""
+    """Return the host name or address with which other machines can connect to a listener on `address`."""
     host = parse_listen(address).host
     return socket.gethostname() if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
 
@@ -159,16 +159,14 @@ def _own_address(worker: Worker) -> str:
 
 
 def _token(directory: Path, now: float) -> str:
-    """Create a token for the page, which is valid while the sandbox runs, because other users of the machine
-    can connect to loopback.
-    """
+    """Create a token that the sandbox's page requires, so that other users of this machine cannot use it."""
     text = make_token()
     add(identities_file(directory), token_of(text, "sandbox", "operate", created=now, expires=0.0, user=""))
     return text
 
 
 def _free(port: int) -> int:
-    """Return the usual port, or any free port if the usual one is in use."""
+    """Return this port if it is free, or any free port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -82,8 +82,8 @@ reported, but are not damage.
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A problem that a check has found. `where` is the key, file, row or object, and `what` describes the
-    problem. `message_id` is the message that it belongs to, or "" if that is unknown.
+    """A problem that a check of the spool has found. `where` is the key, file, row or object, and `what`
+    describes the problem. `message_id` is the message that it belongs to, or "" if that is unknown.
     """
 
     fault: DamageKind
@@ -93,7 +93,9 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Findings(msgspec.Struct):
-    """The problems found by a check: counts by kind, and the first `KEPT` of each kind."""
+    """The problems that a check of the spool has found: a count for each kind, and the first `KEPT` of
+    each.
+    """
 
     counts: Counter[DamageKind] = msgspec.field(default_factory=Counter)
     kept: list[Finding] = msgspec.field(default_factory=list)
@@ -136,7 +138,7 @@ Salvage = Callable[[SalvagedMessage], None]
 
 
 class RepairResult(msgspec.Struct, kw_only=True):
-    """The counts and descriptions that a repair of a spool reports.
+    """The report of a spool repair: what was restored, salvaged and lost.
 
     `before` counts the deliveries that are still named anywhere in the damaged spool, and `after` those of
     the repaired one. `lost` describes what could not be saved, a line each, and `more_lost` counts the lines
@@ -182,10 +184,11 @@ FaultReport = tuple[DamageKind, str, str]
 
 
 class FoundMessage(msgspec.Struct, kw_only=True):
-    """The data of a message that a check or a repair has found. `parts` has its rows by the last field of
-    their keys, with the sizes of chunks in place of their values. `why` describes why its record or body is
-    incomplete, or is "" if both are complete. The deliveries are by their keys, and `unreadable` are the keys
-    of invalid records. `open` is the stored number of open deliveries. `old` has the rows without chunks.
+    """The records of one message that a check or a repair of the spool has found. `parts` has its rows by the
+    last field of their keys, with the sizes of chunks in place of their values. `why` describes why its
+    record or body is incomplete, or is "" if both are complete. The deliveries are by their keys, and
+    `unreadable` are the keys of invalid records. `open` is the stored number of open deliveries. `old` has
+    the rows without chunks.
     """
 
     identity: MessageId
@@ -210,7 +213,7 @@ class FoundMessage(msgspec.Struct, kw_only=True):
 
     @property
     def surplus(self) -> int:
-        """The number of open deliveries beyond the expected number. If it is negative, records are missing.
+        """The number of delivery records minus the expected number. If it is negative, records are missing.
         If it is positive, removals were lost.
         """
         expected = self.wanted if self.open is None else self.open
@@ -229,7 +232,7 @@ class RecordRepair:
     def __init__(
         self, salvage: Salvage, kept: Path | None, *, carry_out: bool, takes_uploads: bool = False
     ) -> None:
-        """Create a repair of one partition. `kept` is the file of old records, or None if they are kept
+        """Prepare to repair one partition. `kept` is the file of old records, or None if they are kept
         elsewhere.
         """
         self.carry_out = carry_out
@@ -246,7 +249,7 @@ class RecordRepair:
             self._result.more_lost += 1
 
     def keep(self, old: Mapping[bytes, bytes]) -> None:
-        """Append the old records unchanged to the repair's file and sync it. Raises OSError."""
+        """Append old records unchanged to the file that keeps them, and sync it. Raises OSError."""
         if not self.carry_out or not old or self._kept is None:
             return
         if self._file is None:
@@ -374,7 +377,7 @@ async def mend(reader: KeyReader, repair: RecordRepair, tell: Tell, write: Apply
 
 
 class _Comparison:
-    """Compares the records of one partition during a scan."""
+    """Compares the records of one partition with each other, in one scan."""
 
     def __init__(self, reader: KeyReader, findings: Findings, tell: Tell, octets: int) -> None:
         self._reader = reader
@@ -524,7 +527,7 @@ class _Comparison:
             await self._mend(self.repair, found)
 
     async def _note_new_queues(self) -> None:
-        """Note the queues that had no deliveries when the deliveries were scanned. A relay may be running."""
+        """Note queues in which a running relay has stored deliveries since the deliveries were scanned."""
         for queue in await QueueReads(self._reader).queues():
             self._ids.setdefault(records.queue_prefix(queue), array("Q"))
 
@@ -563,7 +566,7 @@ class _Comparison:
     # --- indexes
 
     async def _compare_index(self) -> None:
-        """Compare the index of due times entry by entry, if its checksum differs or if this is a repair. An
+        """Compare the index of due times with the deliveries, if its checksum differs or during a repair. An
         entry and its delivery are read at one moment before a fault is reported.
         """
         if not self._index_sum and self.repair is None:
@@ -633,7 +636,7 @@ class _Comparison:
     # --- repairing
 
     async def _mend(self, repair: RecordRepair, found: FoundMessage) -> None:
-        """Repair the rows of one message, or move the message to the salvage directory."""
+        """Repair the records of one message, or move the message to the salvage directory."""
         if all(fault in HARMLESS for fault, _, _ in found.faults) and not repair.takes_uploads:
             return  # the next start removes an unfinished upload
         identity, message = found.identity, found.message
@@ -686,7 +689,7 @@ class _Comparison:
 
 
 def _judge(found: FoundMessage, there: int) -> None:
-    """Add the faults of a message for which `there` delivery records exist."""
+    """Add the faults of a message to `found`; `there` is the number of its delivery records."""
     identity = found.identity
     exists, metadata = found.parts.get(b"#"), found.parts.get(b"*")
     sizes = {
@@ -728,7 +731,7 @@ def _judge(found: FoundMessage, there: int) -> None:
 
 
 def _wrong_count(found: FoundMessage, there: int) -> str | None:
-    """Describe a wrong count of open deliveries, or return None if it is right."""
+    """Describe what is wrong with the stored number of open deliveries, or return None if it is right."""
     wanted = there if found.message is None else found.wanted
     if found.open is None:
         return None if there in (0, wanted) else "it does not exist"
@@ -771,8 +774,8 @@ def _count(value: Value) -> int:
 
 
 def _due(named: DeliveryKey, value: Value | None) -> bytes | None:
-    """Return the key of a delivery in the index of due times, b"" if it has none, or None if the delivery is
-    missing or invalid.
+    """Return the index key that a delivery must have by its due time, b"" if none, or None if it is
+    invalid.
     """
     if value is None:
         return None
@@ -791,14 +794,14 @@ def _parsed(key: bytes) -> DeliveryKey | None:
 
 
 def _hash(key: bytes) -> int:
-    """Return a hash of a key as a number. Index entries and expected entries add up to 0; different sets do
-    so with a probability of 2^-64.
+    """Return a 64-bit hash of a key, for the checksum of an index. Index entries and expected entries add up
+    to 0; different sets do so with a probability of 2^-64.
     """
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
 
 
 def _recipient_in(key: bytes) -> str:
-    """Return the recipient in the key of a delivery, which may be invalid."""
+    """Return the recipient that the key of a delivery contains, even if the key is invalid."""
     raw = key.rpartition(b" ")[2]
     return records.unfield(raw) if raw.isascii() else raw.decode("utf-8", "replace")
 
@@ -808,12 +811,12 @@ def _shown(key: bytes) -> str:
 
 
 def _counted(numbers: Iterator[int]) -> Iterator[tuple[int, int]]:
-    """Yield each number with the number of its occurrences."""
+    """Yield each of the sorted numbers once, with the number of its occurrences."""
     return ((number, sum(1 for _ in found)) for number, found in itertools.groupby(numbers))
 
 
 class _SortedMessages:
-    """The sorted ids of messages with possible faults, each with its number in that order."""
+    """The ids of messages in ascending order, each with a number of deliveries (counted or recorded)."""
 
     def __init__(self, pairs: Iterator[tuple[int, int]], passed: array[int]) -> None:
         self._pairs = pairs
@@ -821,8 +824,8 @@ class _SortedMessages:
         self._passed = passed
 
     def take(self, message: int) -> int | None:
-        """Return the number of a message; messages must be passed in order. Messages between the two are
-        added to `passed`.
+        """Return the number of deliveries of a message, or None; ids must be passed in ascending order. Ids
+        that are skipped are added to `passed`.
         """
         while self._next is not None and self._next[0] < message:
             self._passed.append(self._next[0])

@@ -32,7 +32,7 @@ class SiblingWorkers(msgspec.Struct, frozen=True):
 
 
 class StoreContext(msgspec.Struct, frozen=True):
-    """The context that a store receives when it is opened.
+    """The settings, callbacks and environment that a store receives when it is opened.
 
     `on_health` is called with every change of `unhealthy()`, `on_damage` with each new kind of damage,
     `observe_commit` with the duration in seconds of each durable write, `on_stored` with new mail, and
@@ -62,8 +62,8 @@ ReadSecret = Callable[[], str]
 
 
 def secret_of(option: str, reference: str, environment: Mapping[str, str]) -> ReadSecret:
-    """Return a function that reads the secret of an option for each connection. It returns "" if none is
-    set.
+    """Return a function that reads the secret to which an option refers, for each new connection. It returns
+    "" if none is set.
     """
 
     def read() -> str:
@@ -94,7 +94,7 @@ def driver(extra: str, *modules: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def authority_errors() -> Iterator[None]:
-    """Raise AuthorityError for the StoreError of an engine that stores limits."""
+    """Convert a StoreError in the block to an AuthorityError, for an engine that stores shared limits."""
     try:
         yield
     except StoreError as error:

@@ -1,4 +1,4 @@
-"""The contract of every store: Protocols with their promises, and the errors that a store may raise.
+"""The interface and the guarantees of every store, and the errors that a store may raise.
 
 Promises (DESIGN rules 1 and 2):
 - When `MessageWriter.commit` returns, the message survives a power cut. Before, it does not exist.
@@ -54,7 +54,9 @@ class StoreError(Exception):
 
 
 class StoreLostError(StoreError):
-    """The connection was lost, or the server does not respond. A read may be repeated."""
+    """The connection to the store's server was lost, or the server does not respond. A read may be
+    repeated.
+    """
 
 
 class StoreFullError(StoreError):
@@ -74,7 +76,7 @@ class MessageNotFoundError(StoreError):
 
 
 class ClaimLostError(StoreError):
-    """The lease has ended, so another relay may be sending the message that this relay had claimed."""
+    """This relay's lease on the queue has ended, so another relay may be sending the message."""
 
 
 class MessageSettledError(MessageNotFoundError):
@@ -85,8 +87,8 @@ class MessageSettledError(MessageNotFoundError):
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The final outcome of a delivery, which is then removed from the store. `failure` is set if it was not
-    delivered.
+    """A change that stores the final outcome of a delivery and removes the delivery. `failure` is set if it
+    was not delivered.
     """
 
     delivery: Delivery
@@ -94,8 +96,8 @@ class Finish:
 
 
 class Postpone(msgspec.Struct, frozen=True):
-    """A change after which the delivery remains stored. `delivery` is its new durable state (deferred, held,
-    warned, or due now).
+    """A change that keeps a delivery in the store with a new state. `delivery` is its new durable state
+    (deferred, held, warned, or due now).
     """
 
     delivery: Delivery
@@ -210,8 +212,8 @@ class KeyRegister(Protocol):
         """
 
     async def settle(self, identity: str, message_id: MessageId, is_kept: bool) -> None:
-        """Replace a pending entry after its message was stored (`is_kept`), or remove it if the message will
-        never be stored.
+        """Make a pending entry final after its message was stored (`is_kept`), or remove it if it never will
+        be.
         """
 
     async def forget(self, now: float, most: int) -> None:
@@ -235,8 +237,8 @@ class NotStoredBeforeError(StoreError):
 
 
 class OtherContentError(StoreError):
-    """A message with the same idempotency key but other content was committed before. Nothing was
-    stored now.
+    """A message with the same idempotency key but different content was committed before. Nothing was stored
+    now.
     """
 
 
@@ -254,8 +256,8 @@ def check_kept(once: IdempotencyKey, kept: StoredKey) -> None:
 
 
 class BodyFacts(TypedDict, total=False):
-    """The properties of a body that were determined while it was received. They have the names of members of
-    `Message`.
+    """The properties of a message body that were determined while it was received. They have the names of
+    members of `Message`.
     """
 
     headers: tuple[tuple[str, str], ...]
@@ -305,7 +307,7 @@ class MessageWriter(Protocol):
 
 
 class ClaimFilter(TypedDict, total=False):
-    """Restricts a claim to some deliveries of a queue."""
+    """The optional arguments of `claim` that restrict it to some deliveries of a queue."""
 
     skip_domains: Collection[str]
     """Deliveries to these domains are skipped and remembered, so that a claim of the domain finds them
@@ -411,12 +413,12 @@ class QueueStore(QueueReader, Protocol):
         """Return the number of deliveries of one queue of any kind, counted as in `counts`."""
 
     def is_counted(self) -> bool:
-        """Return whether the count of the spool's deliveries, which starts when the spool is opened, is
-        complete. Until then `counts` are too low.
+        """Return whether the deliveries in the spool have been counted completely since the spool was opened.
+        Until then `counts` are too low.
         """
 
     async def oldest(self, queue: QueueName, *, now: float) -> float | None:
-        """Return `created` (Unix seconds) of the queue's first delivery, or `None` if there is none.
+        """Return the creation time (Unix seconds) of the queue's oldest delivery, or `None` if there is none.
 
         Deliveries whose `created` is after `now` are skipped, because their senders hold them back. If
         thousands of them come first, a store may give up and return `None`.
@@ -432,8 +434,8 @@ class QueueStore(QueueReader, Protocol):
 
     @property
     def node(self) -> int:
-        """The number that identifies this relay in its message ids among the relays that share the store, or
-        0 for a private store.
+        """The number of this relay among those that share the store, for message ids, or 0 for a private
+        store.
         """
 
     def last_message_id(self) -> MessageId | None:
@@ -442,7 +444,7 @@ class QueueStore(QueueReader, Protocol):
         """
 
     async def close(self) -> None:
-        """Finish all submissions, then release every resource."""
+        """Write all submitted changes, then release all resources."""
 
 
 class QueueCounts(msgspec.Struct):
@@ -467,7 +469,7 @@ class QueueCounts(msgspec.Struct):
         self.held += other.held
 
     def count(self, next_attempt: float, *, held: bool, step: int = 1) -> None:
-        """Add `step` deliveries in this state."""
+        """Add `step` to the number of deliveries in this state."""
         if held:
             self.held += step
         elif next_attempt > 0:
@@ -485,7 +487,7 @@ def everybody(_recipient: str) -> bool:
 
 
 class EveryNth:
-    """Selects one of `every` deliveries on average, whatever their recipients, for estimates.
+    """Selects one of `every` deliveries on average, at random, for estimates.
 
     The gaps vary. With constant gaps the second recipient might never be selected if every message has two.
     """
@@ -528,7 +530,7 @@ class QueueView(QueueReader, Protocol):
         """
 
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
-        """Return those of these messages that exist and can be read."""
+        """Return the messages with these ids, without those that do not exist or cannot be read."""
 
     async def kept_keys(self, cursor: str = "") -> tuple[KeptKeys, str]:
         """Return a page of the idempotency keys and the cursor of the next page. The cursor is "" at the
@@ -540,9 +542,10 @@ class Store(QueueStore, QueueView, Protocol):
     """The complete interface that an engine implements."""
 
     async def update(self, keys: Collection[DeliveryKey], change: ChangeOne) -> dict[DeliveryKey, Delivery]:
-        """Apply an operator's change to deliveries, in durable writes. The caller withdraws them from the
-        scheduler first. `change` returns the new state, or `None` to remove the delivery. A state with
-        another `queue` moves the delivery in one atomic write, so it is always in exactly one queue.
+        """Change, move or remove deliveries for an operator's command, in durable writes. The caller
+        withdraws them from the scheduler first. `change` returns the new state, or `None` to remove the
+        delivery. A state with another `queue` moves the delivery in one atomic write, so it is always in
+        exactly one queue.
 
         On a shared store, deliveries that another relay has claimed are left alone. `change` must have no
         side effects: it may be called again, or without effect, if a delivery changes concurrently.
@@ -552,4 +555,4 @@ class Store(QueueStore, QueueView, Protocol):
         """
 
     async def keep_keys(self, keys: KeptKeys) -> None:
-        """Store the idempotency keys of another store; their messages may already have been removed."""
+        """Add idempotency keys from another store, whose messages may already have been removed."""

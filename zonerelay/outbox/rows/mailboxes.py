@@ -1,5 +1,5 @@
-"""Manages the mailboxes in use, each with its zone and its login. While a mailbox has mail, it has its own
-zone and credential.
+"""Manages the mailboxes through which outbox rows are sent: a zone and a login for each one in use. While a
+mailbox has mail, it has its own zone and credential.
 
 A mailbox is read together with the rows that name it, and again while it is in use, so a correction in the
 table takes effect at the next read. A mailbox without mail for `IDLE` seconds is forgotten with its zone.
@@ -28,7 +28,7 @@ _MODES = ("starttls", "implicit", "none")
 
 @dataclass(frozen=True, slots=True)
 class Mailbox:
-    """A mailbox through which rows are sent, as stored in the table."""
+    """A mailbox through which outbox rows are sent, as stored in the mailbox table."""
 
     id: int
     from_address: str
@@ -111,8 +111,8 @@ class LoginHost(Protocol):
 
 
 class Mailboxes:
-    """The mailboxes in use, each of which has a zone and a login of the relay. Call `attach` first. The first
-    of `keys` encrypts, and all of them decrypt.
+    """The mailboxes through which outbox rows are sent, each with a zone and a login of its own. Call
+    `attach` first. The first of `keys` encrypts, and all of them decrypt.
     """
 
     _zones: ZoneHost
@@ -133,7 +133,7 @@ class Mailboxes:
         return [mailbox.id for mailbox in self._known.values()]
 
     def found(self, mailboxes: Iterable[Mailbox]) -> None:
-        """Update mailboxes from the current rows of the table."""
+        """Update the known mailboxes from rows that were read from the mailbox table."""
         for mailbox in mailboxes:
             old = self._known.get(mailbox.zone)
             if old == mailbox:
@@ -152,7 +152,7 @@ class Mailboxes:
                 self._zones.resume(mailbox.zone)
 
     def gone(self, ids: Collection[int]) -> None:
-        """Remove mailboxes that are no longer in the table. Rows that name them are invalid."""
+        """Remove the mailboxes that are no longer in the mailbox table. Rows that name them are invalid."""
         for mailbox in ids:
             self._known.pop(mailbox_zone(mailbox), None)
 
@@ -177,7 +177,7 @@ class Mailboxes:
                 self._known.pop(zone, None)
 
     def password(self, zone: str) -> str:
-        """Decrypt the password of a mailbox. Raises SecretError."""
+        """Return the decrypted SMTP password of a mailbox. Raises SecretError."""
         box = self._known.get(zone)
         if box is None:
             raise SecretError("the mailbox is no longer in the table")

@@ -1,5 +1,5 @@
-"""Represents a row that this relay has claimed: reads it from its columns, and decides what is written to it.
-Pure.
+"""Represents an outbox row that this relay has claimed: parses its columns, and decides what is written to
+it. Pure.
 
 Values that an application has written are as untrusted as the commands of an SMTP client. BadRowError names
 the column that cannot be sent. Each recipient has its own state, so a recipient who has received the message
@@ -46,7 +46,9 @@ _SMALL = HEAD_COLUMNS + 1 + len(PEOPLE)
 
 
 class RecipientProgress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The state of one recipient of a row. `done` is `sent` or `failed`; `text` is redacted."""
+    """The delivery progress of one recipient of an outbox row, as stored in the row. `done` is `sent` or
+    `failed`; `text` is redacted.
+    """
 
     done: str = ""
     attempts: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -71,8 +73,8 @@ _States = dict[str, RecipientProgress]
 
 
 class RowWrite(NamedTuple):
-    """The values to write to a row. `delay` is the number of seconds until the next attempt; `None` means at
-    once, or never again.
+    """The values to write to an outbox row after a change of its state. `delay` is the number of seconds
+    until the next attempt; `None` means at once, or never again.
     """
 
     id: int
@@ -85,8 +87,8 @@ class RowWrite(NamedTuple):
 
 
 def read_states(json: str | None) -> _States:
-    """Parse the stored states of a row's recipients. Unreadable states were not written by a relay, so every
-    recipient starts again. This repeats no outcome that a relay has stored.
+    """Parse the stored delivery progress of a row's recipients. Unreadable states were not written by a
+    relay, so every recipient starts again. This repeats no outcome that a relay has stored.
     """
     try:
         return msgspec.json.decode(json, type=_States) if json else {}
@@ -96,8 +98,8 @@ def read_states(json: str | None) -> _States:
 
 @dataclass(eq=False)
 class Row:
-    """A row that this relay has claimed or read. `out` has the recipients that wait in this relay or are
-    being attempted. `content` is set for small rows.
+    """An outbox row that this relay has claimed or read. `out` has the recipients that wait in this relay or
+    are being attempted. `content` is set for small rows.
     """
 
     id: int
@@ -133,12 +135,12 @@ class Row:
         )
 
     def open(self) -> list[Delivery]:
-        """Return the deliveries without a final outcome, in recipient order."""
+        """Return the row's deliveries that have no final outcome yet, in recipient order."""
         return [self.delivery(each) for each in sorted(self.people.everybody) if not self.state(each).done]
 
     def take_due(self, now: float) -> list[Delivery]:
-        """Select and return the deliveries to attempt with this claim, at least one if any recipient is
-        open.
+        """Select and return the deliveries to attempt now, at least one if any has no final outcome and is
+        not held.
         """
         if not self.open():
             # The row was finished and was queued again. A recipient who has the message does not get it
@@ -213,7 +215,7 @@ class Row:
 
 
 def read_row(columns: Columns, default_zone: str) -> Row:
-    """Create a row from the columns of a claim. Raises BadRowError."""
+    """Create a `Row` from the columns that the query for claims has returned. Raises BadRowError."""
     if not columns[_OK]:
         raise BadRowError(f"the address columns exceed {MAX_PEOPLE} bytes")
     created = -1 if columns[5] is None else columns[5]
@@ -235,7 +237,9 @@ def read_row(columns: Columns, default_zone: str) -> Row:
 
 
 def put_off(columns: Columns, problem: str) -> RowWrite:
-    """Return the write that postpones a row until its problem has been corrected."""
+    """Return the write that queues an unusable row again for a later attempt, with the problem as its
+    error.
+    """
     return RowWrite(columns[0], columns[1], QUEUED, columns[4], problem, columns[6], PUT_OFF)
 
 

@@ -30,9 +30,7 @@ STRIDE = {Priority.HIGH: 1, Priority.NORMAL: 5, Priority.BULK: 25}
 
 
 class Precedence:
-    """Chooses between priorities by weight: for a destination queue, a zone's round robin, or a zone's
-    claims.
-    """
+    """Chooses by weight between the priorities of queued mail, so that none of them starves."""
 
     __slots__ = ("_at", "_now")
 
@@ -140,13 +138,13 @@ class MessageQueue:
 
     @staticmethod
     def _group_of(one: Delivery | DeliveryKey) -> str:
-        """Return the name of a delivery's group, for use with `apart`. Names sort as messages do, because ids
-        have a fixed length.
+        """Return the name of a delivery's group, which is its message and domain, for use with `apart`. Names
+        sort as messages do, because ids have a fixed length.
         """
         return f"{one.message_id} {domain_of(one.recipient)}"
 
     def _next(self) -> str:
-        """Return the message of the next group, or "" if there is none."""
+        """Return the message id of the next group, or "" if there is none."""
         while self._order and self._order[0] not in self._groups:
             heapq.heappop(self._order)
         return self._order[0].partition(" ")[0] if self._order else ""
@@ -191,12 +189,12 @@ class Backlog:
 
     @property
     def has_fresh(self) -> bool:
-        """Whether new mail, which is not backlog, is waiting for its first attempt."""
+        """Whether mail that is not backlog is waiting for its first attempt."""
         return bool(self._fresh)
 
     def add(self, delivery: Delivery, since: MessageId | None = None) -> None:
-        """Add a delivery to the fresh mail, or to the other mail. Messages older than `since` are backlog
-        (`zone/window.py`).
+        """Add a delivery to the fresh mail, or, if it was attempted before or is backlog, to the other mail.
+        Messages older than `since` are backlog (`zone/window.py`).
         """
         if delivery.next_attempt > 0 or (since is not None and delivery.message_id < since):
             self._again = self._again or MessageQueue(apart=self._apart)
@@ -208,9 +206,9 @@ class Backlog:
         self.waiting += 1
 
     def take(self, limit: int, domains: int = 1) -> tuple[Delivery, ...]:
-        """Remove and return up to `limit` deliveries of the oldest message, alternating between fresh and
-        other mail. At least one must wait. `domains` is how many domains of a message go together although
-        they are apart.
+        """Remove and return up to `limit` deliveries of the oldest message, taking fresh and other mail in
+        turn. At least one must wait. `domains` is how many domains of a message go together although they are
+        apart.
         """
         is_again = bool(self._again) and (self._again_is_next or not self._fresh)
         self._again_is_next = not is_again
@@ -337,8 +335,8 @@ _Line = TypeVar("_Line", bound=DestinationQueue)
 
 
 class FairQueue(Generic[_Line]):
-    """A queue of destination queues in weighted order: those with fresh mail and those without it. Each is in
-    order of arrival, except that every second selection of fresh mail prefers `new` ones.
+    """A queue of destination queues, which returns those with fresh mail more often than the others. Each is
+    in order of arrival, except that every second selection of fresh mail prefers `new` ones.
     """
 
     __slots__ = ("_first", "_fresh", "_fresh_taken", "_may_overtake", "_new", "_other")
@@ -371,18 +369,16 @@ class FairQueue(Generic[_Line]):
             self._other[waiting] = None
 
     def put_first(self, waiting: _Line) -> None:
-        """Add a destination queue at the front, because it has already waited elsewhere."""
+        """Add a destination queue at the front."""
         self._first[waiting] = None
 
     def hasten(self, waiting: _Line) -> None:
-        """Move a destination queue to those with fresh mail, if it is waiting here and fresh mail has arrived
-        for it.
-        """
+        """Treat a waiting destination queue as one with fresh mail, if fresh mail has arrived for it."""
         if waiting.has_fresh and self._other.pop(waiting, self) is None:
             self._fresh[waiting] = None
 
     def sort(self) -> None:
-        """Move destination queues that no longer have fresh mail to those without it."""
+        """Treat waiting destination queues that no longer have fresh mail as ones without it."""
         for each in [each for each in self._fresh if not each.has_fresh]:
             del self._fresh[each]
             self._new.pop(each, None)
@@ -390,7 +386,7 @@ class FairQueue(Generic[_Line]):
 
     @property
     def has_fresh(self) -> bool:
-        """Whether a destination queue with fresh mail, or one put first, is waiting."""
+        """Whether a destination queue that has fresh mail, or was added by `put_first`, is waiting."""
         return bool(self._fresh or self._first)
 
     @property
@@ -420,7 +416,7 @@ class FairQueue(Generic[_Line]):
         return waiting
 
     def remove(self, waiting: _Line) -> None:
-        """Remove a destination queue, wherever it is waiting here."""
+        """Remove a destination queue, if it is waiting here."""
         for each in (self._first, self._fresh, self._new, self._other):
             each.pop(waiting, None)
 

@@ -1,4 +1,4 @@
-"""Manages destinations: their hosts, their batches, and the lookups of their routes. Pure.
+"""Manages the destinations of a zone: their sites, rates, suspensions and route lookups. Pure.
 
 Nothing here awaits, and `now` is a parameter. An `UnroutedMail` line waits for a look-up of its domain. A
 `Destination` has a route, counts its active transactions and knows whether it is suspended. `selection.py`
@@ -82,8 +82,8 @@ _NEVER = float("-inf")
 
 
 class Pacer:
-    """Computes the send times for one rate. `last` is the time of a turn that was taken before the pacer was
-    created.
+    """Computes when transactions may start under one rate limit. `last` is the time of a turn that was taken
+    before the pacer was created.
     """
 
     __slots__ = ("_grace", "_most_pending", "interval", "last", "next_start", "next_turn", "pending", "rate")
@@ -99,16 +99,16 @@ class Pacer:
 
     @property
     def due(self) -> float:
-        """The earliest time at which the next batch may start."""
+        """The earliest time at which the rate limit allows the next batch to start."""
         return max(self.next_start, self.next_turn)
 
     @property
     def is_crowded(self) -> bool:
-        """Whether as many started batches as allowed are waiting for a send time."""
+        """Whether the maximum number of started batches is waiting for the rate limit."""
         return self.pending >= self._most_pending
 
     def is_over(self, now: float) -> bool:
-        """Return whether this state can be discarded without exceeding the rate."""
+        """Return whether this state can be discarded, because it no longer delays a transaction."""
         return not self.pending and self.due <= now
 
     def start(self, now: float) -> None:
@@ -116,7 +116,7 @@ class Pacer:
         self.next_start = self._after(self.next_start, now)
 
     def give_back(self) -> None:
-        """Undo the count of a start that did not lead to a transaction."""
+        """Remove a started batch from the count, because it has ended without a transaction."""
         self.pending -= 1
         self.next_start -= self.interval
 
@@ -141,7 +141,7 @@ without one, so that others may start earlier.
 
 
 class SiteRates:
-    """The send times at one site, for each rate, and the current rate of each destination at the site."""
+    """The rate limits at one site, and which of them applies to each destination at the site."""
 
     __slots__ = ("__weakref__", "_pacers", "_rate_of", "key")
 
@@ -171,9 +171,9 @@ class SiteRates:
 
 
 class Pace:
-    """The send times of one destination, limited by the rates of its site and of its zone. `leased` are the
-    send times that other workers have granted it if they share the rates; they may become earlier at any
-    time.
+    """The times at which one destination may send, according to the rate limits of its site and its zone.
+    `leased` are the send times that other workers have granted it if they share the rates; they may become
+    earlier at any time.
     """
 
     __slots__ = ("_line", "_rates", "leased", "site")
@@ -196,16 +196,18 @@ class Pace:
         return self.at_site if zone is None else (*self.at_site, zone)
 
     def is_due(self, now: float) -> bool:
-        """Return whether the rates allow a batch to start."""
+        """Return whether the rate limits allow a batch to start now."""
         return all(pacer.due <= now and not pacer.is_crowded for pacer in self.pacers)
 
     def expect(self, waiting: int) -> None:
-        """Report how many deliveries are waiting to start. Only `leased` uses this."""
+        """Report how many deliveries of the destination are waiting for a send time. Only `leased` uses
+        this.
+        """
         if self.leased is not None:
             self.leased.expect((self.site.key, self._line), waiting)
 
     def start(self, now: float) -> Ticket:
-        """Count a batch that starts now, and return its ticket."""
+        """Count a batch that starts now, and return its `Ticket`."""
         self._rates.remember(self.site, now)
         return Ticket(self, now)
 
@@ -214,8 +216,8 @@ class Pace:
 
 
 class Ticket:
-    """A batch's place among the batches that wait for send times of a rate. `end` is called when the batch is
-    over.
+    """A started batch that is counted in the rate limits, from its start to its end. `end` is called when the
+    batch is over.
     """
 
     __slots__ = ("_pending", "_started", "pace", "taken")
@@ -232,7 +234,7 @@ class Ticket:
 
     @property
     def due(self) -> float:
-        """The earliest time at which the rates allow the batch its next transaction."""
+        """The earliest time at which the rate limits allow the next transaction of the batch."""
         return max((pacer.next_turn for pacer in self.pace.pacers), default=_NEVER)
 
     def arrived(self, now: float) -> None:
@@ -251,7 +253,9 @@ class Ticket:
             self.pace.changed(earlier=False)
 
     def end(self) -> None:
-        """Release the unused send time of a batch that has ended. It can be called more than once."""
+        """Give back the send time of a batch that has ended without using it. It can be called more than
+        once.
+        """
         if not self.taken:
             self.taken = True
             for pacer in self._pending:
@@ -260,8 +264,9 @@ class Ticket:
 
 
 class Rates:
-    """The rates of one zone and of its sites. `changed` is called when a send time changes. The rates outlive
-    the zone's plan when settings are replaced; otherwise a reload would reset them.
+    """The rate limits of one zone and of the sites that it sends to. `changed` is called when a send time
+    changes. The rates outlive the zone's plan when settings are replaced; otherwise a reload would reset
+    them.
     """
 
     def __init__(self) -> None:
@@ -276,7 +281,7 @@ class Rates:
         self._max_busy = MAX_BUSY
 
     def configure(self, rate: Rate | None) -> None:
-        """Set the rate that applies to the zone as a whole."""
+        """Set the rate limit for all mail of the zone together."""
         self._zone_rate = rate
         if rate is None or self.lessor is not None:
             self.zone = None
@@ -284,7 +289,7 @@ class Rates:
             self.zone = Pacer(rate, _NEVER if self.zone is None else self.zone.last)
 
     def pace(self, site: SiteKey, line: DestinationKey, rate: Rate | None) -> Pace | None:
-        """Return the pace of a destination at a site, or None if no rate applies."""
+        """Return the `Pace` of a destination at a site, or None if no rate limit applies to it."""
         known = self._sites.get(site)
         if rate is None and self._zone_rate is None:
             if known is not None:
@@ -297,7 +302,7 @@ class Rates:
         return Pace(self, known, line, leased)
 
     def remember(self, site: SiteRates, now: float) -> None:
-        """Keep the state of a site, because a batch to it is starting."""
+        """Keep the rate limit state of a site in memory, because a batch to the site is starting."""
         self._busy[site.key] = site
         if len(self._busy) > self._max_busy:
             self._busy = {key: site for key, site in self._busy.items() if not site.is_over(now)}
@@ -334,7 +339,7 @@ are put off.
 
 
 class Transition(enum.Enum):
-    """The change of a destination's suspension that an event has caused."""
+    """The effect of an event on the suspension of a destination."""
 
     NONE = enum.auto()
     SUSPENDED = enum.auto()
@@ -385,7 +390,7 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
         return not self._failures or now >= self.until + self._longest()
 
     def limit(self, configured: int, now: float) -> int:
-        """Return how many transactions may be active now."""
+        """Return how many transactions with the destination may be active now."""
         if self._failures:
             return 0 if self.is_suspended(now) else 1
         return configured if self._ceiling is None else min(configured, self._ceiling)
@@ -398,14 +403,14 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
         return max(self._settings.suspend_min, self._settings.suspend_max)
 
     def place(self) -> float:
-        """Return the time at which the next postponed delivery is checked, at `PUT_OFF_RATE`."""
+        """Return the time for the next attempt of a deferred delivery; the times are spread at
+        `PUT_OFF_RATE`.
+        """
         self._last_place = max(self._last_place, self.until) + 1 / PUT_OFF_RATE
         return self._last_place
 
     def failed(self, epoch: int, reply: Reply, others: int, now: float) -> Transition:
-        """Record that a transaction reached no host; `others` is the number of transactions that were active
-        at the same time.
-        """
+        """Record that a transaction reached no host while `others` other transactions were active."""
         self.reply = reply
         if epoch != self.epoch:
             return Transition.NONE
@@ -431,7 +436,9 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
         return Transition.NONE
 
     def learn(self, outcomes: Sequence[Outcome], *, epoch: int, others: int, now: float) -> Transition:
-        """Update the state with the outcomes of an attempt. Without outcomes it contacted no peer."""
+        """Update the suspension from the outcomes of a delivery attempt. Without outcomes it contacted no
+        peer.
+        """
         if outcomes and outcomes[0].verdict is Verdict.DELIVERED:
             return self.succeeded(epoch)
         failure = _host_failure(outcomes)
@@ -482,12 +489,12 @@ class Suspension(msgspec.Struct, eq=False, gc=False):
 
 
 def suspended(reply: Reply | None) -> Reply:
-    """Return the reply for mail that is not attempted because its hosts gave `reply` before."""
+    """Return the reply for a delivery that is deferred because its destination is suspended after `reply`."""
     return Reply(451, "4.1", f"delivery temporarily suspended: {reply}")
 
 
 def _talked(outcome: Outcome) -> bool:
-    """Return whether a peer replied, whatever its reply was."""
+    """Return whether the outcome shows that a host replied, whatever its reply was."""
     if outcome.scope is Scope.HOST:
         return outcome.verdict is not Verdict.DEFERRED
     return outcome.scope is Scope.RECIPIENT or outcome.scope is Scope.MESSAGE
@@ -503,7 +510,7 @@ def _host_failure(outcomes: Sequence[Outcome]) -> Outcome | None:
 
 
 class Standing(enum.Enum):
-    """The recent responsiveness of a destination, which limits its share of the zone's connections."""
+    """How well a destination has responded recently, which limits its share of the zone's connections."""
 
     QUICK = enum.auto()
     NEW = enum.auto()
@@ -544,13 +551,11 @@ class Site:
         self._counts: list[tuple[int, int]] | None = None
 
     def changed(self) -> None:
-        """Discard the cached counts after a change of a destination queue, a limit or the number of active
-        transactions.
-        """
+        """Discard the cached numbers of active transactions, because one of them or a limit has changed."""
         self._counts = None
 
     def has_room(self, destination: Destination, now: float) -> bool:
-        """Return whether another transaction may start at the site."""
+        """Return whether the connection limits at the site allow this destination another transaction."""
         limit = destination.limits.max_connections
         if destination.active >= destination.suspension.limit(limit, now):
             return False
@@ -608,7 +613,7 @@ class Destination(DestinationQueue):
         return Standing.FAILING if self.is_slow or self.suspension.is_failing else Standing.NEW
 
     def renew(self, route: Route, zone: ZoneSettings, rates: Rates, now: float) -> None:
-        """Replace the destination's route."""
+        """Replace the destination's route, and with it its limits and rate."""
         self.route = route
         self.usable_since = now
         until = max(route.expires, now + ROUTE_MIN_USE)
@@ -632,14 +637,14 @@ class Destination(DestinationQueue):
         self.begun += 1
 
     def per_minute(self, tick: float) -> int:
-        """Estimate the number of transactions in the last sixty seconds, assuming that those of the previous
-        minute were evenly spaced.
-        """
+        """Estimate the number of transactions started in the last 60 seconds."""
         left = (self.minute_ends - tick) / MINUTE
         return round(self.begun + self.before * left if left > 0 else self.begun * max(1 + left, 0.0))
 
     def turn_in(self, tick: float) -> float | None:
-        """Return the seconds until a rate allows the next transaction, if mail waits for it."""
+        """Return the seconds until the rate limits allow the next transaction, or None if no mail is waiting
+        for that.
+        """
         pacers = self.pace.pacers if self.waiting and self.pace is not None else ()
         due = max((pacer.due for pacer in pacers), default=tick)
         return due - tick if due > tick else None
@@ -722,7 +727,7 @@ class RouteLookups:
             line.share = NO_ROUTE if domain in self._failed else organization(domain)
 
     def sort(self) -> None:
-        """Move lookups for mail that has become backlog behind those for fresh mail."""
+        """Move the lookups of domains that no longer have fresh mail behind those of domains that have."""
         self._waiting.sort()
 
     def take(self) -> list[str]:

@@ -11,7 +11,8 @@ from zonerelay.store.contract import everybody
 
 
 class QueueFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """A filter that selects deliveries. Every given condition must hold; an empty filter matches everything.
+    """The conditions with which an operator selects deliveries. Every given condition must hold; an empty
+    filter matches everything.
 
     `*` in `sender`, `recipient` and `domain` stands for any text. The sender `""` or `<>` is the null sender.
     Ages are seconds since acceptance. `reply_text` is searched for in the last reply. Mail in the bin matches
@@ -36,12 +37,12 @@ class QueueFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs_message(self) -> bool:
-        """Whether `matches_sender` must also return true for a delivery to match."""
+        """Whether the filter has a condition about the sender, which `matches_sender` checks."""
         return self.sender is not None
 
     @property
     def may_match(self) -> Callable[[str], bool]:
-        """Return whether deliveries to a recipient can match at all."""
+        """Return a function that tells whether deliveries to a recipient can match the filter."""
         return everybody if self.recipient is self.domain is None else self._matches_recipient
 
     def matches(self, delivery: Delivery, now: float) -> bool:

@@ -54,8 +54,8 @@ class JournalError(Exception):
 
 
 class DeliverySnapshot(NamedTuple):
-    """The fields of a delivery that an operator can change. `attempts` is included to detect later
-    attempts.
+    """The values of those fields of a delivery that an operator can change. `attempts` is included to detect
+    later attempts.
     """
 
     queue: QueueName
@@ -69,14 +69,14 @@ class DeliverySnapshot(NamedTuple):
         return cls(delivery.queue, delivery.held, delivery.next_attempt, delivery.attempts, delivery.act)
 
     def restored(self, delivery: Delivery) -> Delivery:
-        """Return the delivery with this state restored. Its number of attempts stays as it is."""
+        """Return the delivery with the recorded values restored. Its number of attempts stays as it is."""
         return structs.replace(
             delivery, queue=self.queue, held=self.held, next_attempt=self.next_attempt, act=self.act
         )
 
 
 class JournalEntry(NamedTuple):
-    """The previous state of one delivery that a change affects. `key` is its key before the change."""
+    """The state of one delivery before and after an operator's change. `key` is its key before the change."""
 
     key: DeliveryKey
     before: DeliverySnapshot
@@ -134,8 +134,8 @@ class Journal:
             self._cannot_write(act.id, error)
 
     async def note(self, act_id: str, entries: Sequence[JournalEntry]) -> bool:
-        """Write entries of a change and sync them. Return false if that fails; then the whole change cannot
-        be undone.
+        """Write the previous states of deliveries to the journal and sync them. Return false if that fails;
+        then the whole change cannot be undone.
         """
         if entries and act_id not in self._problems:
             try:
@@ -149,8 +149,8 @@ class Journal:
         self._problems[act_id] = self._unwritten = f"the journal cannot be written: {error.strerror}"
 
     def problems(self) -> tuple[str, ...]:
-        """Return the reason why the latest change could not be recorded and cannot be undone, if there is
-        one.
+        """Return why the latest change could not be recorded and cannot be undone, or () if it was
+        recorded.
         """
         return (f"{self._directory}: {self._unwritten}",) if self._unwritten else ()
 
@@ -165,8 +165,8 @@ class Journal:
         return self._problems.get(act_id, "")
 
     async def finish(self, act: Act) -> Act:
-        """Store the counts of a change, and return the stored change. The result of `problem_of` takes
-        precedence over the change's own `problem`.
+        """Write the final counts of a change to the journal, and return the change as stored. The result of
+        `problem_of` takes precedence over the change's own `problem`.
         """
         act = msgspec.structs.replace(act, finished=True, problem=self.problem_of(act.id) or act.problem)
         self._running.discard(act.id)
@@ -192,8 +192,8 @@ class Journal:
         return await OPERATORS.run(self._acts)
 
     async def entries(self, act_id: str) -> AsyncGenerator[list[JournalEntry], None]:
-        """Yield the recorded entries of a change. A frame that a crash has truncated is skipped, because the
-        store was not changed yet.
+        """Yield the deliveries that a change affected, with their previous states. A frame that a crash has
+        truncated is skipped, because the store was not changed yet.
         """
         pieces = self._pieces(act_id)
         while (piece := await OPERATORS.run(next, pieces, None)) is not None:
@@ -216,7 +216,7 @@ class Journal:
         self._write(act)
 
     def _prune(self) -> int:
-        """Remove files older than 24 hours, and return the number of remaining changes."""
+        """Remove journal files older than 24 hours, and return the number of remaining changes."""
         oldest = self._clock.now() - KEPT
         kept = size = 0
         for file in os.scandir(self._directory):

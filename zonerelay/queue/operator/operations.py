@@ -152,7 +152,7 @@ def _no_ages() -> list[int]:
 
 
 class SummaryCount(msgspec.Struct, frozen=True):
-    """The deliveries of a summary, counted by a property and by their age at `now`. `counts[key][n]` counts
+    """The result of `summary`: numbers of deliveries by a property and by age. `counts[key][n]` counts
     deliveries of at most `BOUNDS[n]` minutes that are older than the previous bound.
     """
 
@@ -177,8 +177,8 @@ class RerouteError(Exception):
 
 
 class RerouteRun:
-    """Moves the deliveries of one change to other zones. `left` counts the deliveries that are not moved, by
-    reason.
+    """Moves deliveries to other zones for one `reroute` command. `left` counts the deliveries that are not
+    moved, by reason.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class RerouteRun:
 
     @property
     def note(self) -> str:
-        """A description of the target, and of the deliveries that are not moved."""
+        """A description of the target zone, and of the deliveries that are not moved."""
         left = [f"{count:,} are not moved: {why}" for why, count in self.left.most_common()]
         return "; ".join((f"to {self.aim}", *left))
 
@@ -280,8 +280,8 @@ RACES = 5
 
 
 class ChangeCounts(msgspec.Struct, frozen=True):
-    """The result of an operator's change, in numbers of deliveries. `changed` can be less than `matched -
-    busy`, because some deliveries already were in the requested state, or left the queue.
+    """The numbers of deliveries that an operator's change has matched and changed. `changed` can be less than
+    `matched - busy`, because some deliveries already were in the requested state, or left the queue.
 
     For an undo, `gone` deliveries have left the queue, and `altered` ones were changed by something else
     since.
@@ -305,8 +305,8 @@ class VerbProgress(Protocol):
 
 
 class ChangeRun(TypedDict, total=False):
-    """Optional arguments of a change: the object that counts its progress, and the `Act` under which the
-    journal records it.
+    """The optional arguments of a command that changes deliveries: a progress counter, and its journal
+    record.
     """
 
     progress: VerbProgress | None
@@ -337,7 +337,9 @@ class Operations:
     # Reading commands
 
     def left_out(self) -> tuple[str, ...]:
-        """Return a warning that replies omit unreadable records, if the store is damaged."""
+        """Return a warning that unreadable records are missing from replies, or () if the store is not
+        damaged.
+        """
         return (LEFT_OUT,) if self.store.unhealthy() is Unhealthy.DAMAGED else ()
 
     async def select(
@@ -395,8 +397,9 @@ class Operations:
     async def summary(
         self, wanted: QueueFilter, by: str, *, exact: bool, progress: VerbProgress | None = None
     ) -> SummaryCount:
-        """Count the matching deliveries by one property. Without `exact` the counts for a large queue are
-        estimated from a sample, so that the reply comes within about a second.
+        """Count the matching deliveries by one property, such as their destination hosts or their last reply.
+        Without `exact` the counts for a large queue are estimated from a sample, so that the reply comes
+        within about a second.
         """
         every = 1 if exact or wanted.reaches_bin else max(1, self._total(wanted.zone) // SAMPLE)
         tally = SummaryCount(every, self.clock.now())
@@ -413,7 +416,7 @@ class Operations:
         return tally
 
     def _site(self, delivery: Delivery, _message: Message | None) -> str:
-        """Return the hosts that the zone has looked up for the delivery's domain."""
+        """Return the hosts of a delivery's destination, or `UNKNOWN` if its domain was not looked up."""
         found = self.scheduler.destination_of(delivery.zone, delivery.domain)
         return UNKNOWN if found is None else found.label
 
@@ -543,11 +546,13 @@ class Operations:
             await asyncio.sleep(AGAIN)  # another change has withdrawn some of them
 
     async def correct(self, change: Callable[[Delivery], Delivery]) -> ChangeCounts:
-        """Apply a correction to all deliveries that it changes, except held ones."""
+        """Apply a correction function to all deliveries except held ones."""
         return await self._correct(ALL, lambda each: each if each.held else change(each))
 
     async def ask_names_again(self, after: float) -> None:
-        """Make deliveries that were deferred because of a DNS outage due in `after` seconds."""
+        """Reschedule deliveries that were deferred because of a DNS outage, so that they are due in `after`
+        seconds.
+        """
         due = self.clock.now() + after
 
         def sooner(delivery: Delivery) -> Delivery:
@@ -620,8 +625,8 @@ class Operations:
         return changed
 
     async def _note_final(self, deliveries: Sequence[Delivery], act: Act | None) -> None:
-        """Record deliveries that are about to leave the queue, so that their number is known if the change is
-        killed.
+        """Record in the journal which deliveries are about to leave the queue, in case the change is
+        interrupted.
         """
         if act is not None:
             states = ((each.key, DeliverySnapshot.of(each)) for each in deliveries)
@@ -671,8 +676,8 @@ class Operations:
     async def _look_elsewhere(
         self, missing: Sequence[JournalEntry], states: dict[DeliveryKey, DeliverySnapshot]
     ) -> None:
-        """Find missing deliveries that were moved to another queue, or were restored by an undo that a crash
-        interrupted. They have not left the queue.
+        """Look in the other queues for deliveries that an undo has not found in their recorded queue.
+        Deliveries found there have not left the queue.
         """
         origins = {entry.key[1:]: entry.key for entry in missing}
         queues = [queue for queue, counts in self.store.counts().items() if counts.total] if missing else []
@@ -887,9 +892,7 @@ def _keys(deliveries: Sequence[Delivery]) -> list[DeliveryKey]:
 
 
 def _due(delivery: Delivery, now: float) -> Delivery:
-    """Return a delivery that is due now if it was new, so that it is attempted again
-    (`Delivery.released_at`).
-    """
+    """Return the delivery, made due at `now` if it was never attempted."""
     is_new = not delivery.held and not delivery.next_attempt
     return structs.replace(delivery, next_attempt=now) if is_new else delivery
 

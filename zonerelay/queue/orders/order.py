@@ -54,7 +54,7 @@ class OrderFields(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def about(self) -> str:
-        """The selectors of the suspension or hold rule as text."""
+        """The selectors of the suspension or hold rule, as a string."""
         given = zip(SELECTORS, self.selectors, strict=True)
         # Not `name=value`, which the log's redaction would take for an address.
         return " ".join(f"{name} {value or '<>'}" for name, value in given if value is not None) or "all mail"
@@ -79,8 +79,8 @@ class Order(OrderFields, frozen=True, kw_only=True, omit_defaults=True):
         return self.zone is None or self.zone == zone
 
     def is_about_destination(self, name: str, label: str) -> bool:
-        """Return whether the order's `destination` selector matches a destination. `name` is its display
-        name, and `label` its hosts with ports.
+        """Return whether the `destination` selector of the suspension or hold rule matches a destination.
+        `name` is its display name, and `label` its hosts with ports.
         """
         wanted = self.destination
         if wanted is None or label in self.hosts:
@@ -109,14 +109,14 @@ class Subject(NamedTuple):
 
 
 def _texts_of(name: str, label: str) -> tuple[str, ...]:
-    """Return the texts by which an operator may name a destination."""
+    """Return the names that an operator may use for a destination: its display name and its hosts."""
     hosts = label.partition(" ")[0].split(",")
     return name, label, *hosts, *(host.rpartition(":")[0] for host in hosts)
 
 
 class OrderIndex:
-    """Finds orders by the first of the selectors `names` that they have. There may be a thousand of them, and
-    every delivery is compared.
+    """An index that finds the suspensions and hold rules that may match a delivery. There may be a thousand
+    of them, and every delivery is compared.
     """
 
     def __init__(self, orders: Sequence[Order], names: Sequence[str]) -> None:
@@ -127,7 +127,9 @@ class OrderIndex:
                 self._numbers.setdefault(key, []).append(number)
 
     def find(self, **texts: Collection[str]) -> list[Order]:
-        """Return, in order, all orders that may be about mail with one of the texts of each selector."""
+        """Return the suspensions and hold rules that may match these values of selectors, in their original
+        order.
+        """
         if not all(text.isascii() for some in texts.values() for text in some):
             return list(self._orders)
         keys = {(name, text.lower()) for name, some in texts.items() for text in some} | {_ANY}
@@ -222,8 +224,8 @@ class OrderTable:
         return next((each for each in self.about(mail) if not each.needs_envelope), None)
 
     def holding(self, mail: Subject, act: str) -> Order | None:
-        """Return the suspension or hold rule because of which a delivery must be held instead of attempted. A
-        hold rule does not apply to mail that an operator's `act` has released individually.
+        """Return the suspension or hold rule that requires a delivery to be held now, or None. A hold rule
+        does not apply to mail that an operator's `act` has released individually.
         """
         for order in self.about(mail):
             if order.effect != HOLD or act in ("", order.id):

@@ -82,9 +82,9 @@ class OrdersFile:
     def change(
         self, change: _Change, now: float, missing: Sequence[Order] = (), *, rewrite: bool = False
     ) -> list[Order]:
-        """Apply `change` to the orders in the file, write it durably, and return the new orders. Without a
-        file, `missing` is changed. With `rewrite`, the file is written even if nothing changes. Raise
-        OrdersError and OSError.
+        """Apply `change` to the suspensions and hold rules in the file, write them durably, and return them.
+        Without a file, `missing` is changed. With `rewrite`, the file is written even if nothing changes.
+        Raise OrdersError and OSError.
         """
         with durable.locked_directory(self.path.parent, patience=PATIENCE):
             orders = self.read(missing)
@@ -98,10 +98,10 @@ class OrdersFile:
             return kept
 
     def merge(self, others: Sequence[Order], now: float) -> bool:
-        """Add the orders of another relay whose mail is moved here. Ended ones are included, because mail
-        that they held must still be released. Return whether any order is new or changed. An order that has
-        ended on either side has ended, and an active one ends at the later of its ends. Raise OrdersError,
-        also if there would be too many orders, and OSError.
+        """Add the suspensions and hold rules of another relay whose mail is moved to this one. Ended ones are
+        included, because mail that they held must still be released. Return whether any order is new or
+        changed. An order that has ended on either side has ended, and an active one ends at the later of its
+        ends. Raise OrdersError, also if there would be too many orders, and OSError.
         """
         if not others:
             return False
@@ -128,9 +128,7 @@ class OrdersFile:
 
 
 def _later(mine: Order, other: Order) -> Order:
-    """Combine two versions of an order: it has ended if it has ended in either, and otherwise ends at the
-    later time.
-    """
+    """Combine two versions of a suspension or hold rule; if either of them has ended, so has the result."""
     ended = mine.ended if mine.ended is not None else other.ended
     until = None if mine.until is None or other.until is None else max(mine.until, other.until)
     return msgspec.structs.replace(mine, ended=ended, until=until)
@@ -171,11 +169,13 @@ class Orders:
         """Deliveries and refusals by order, since the start."""
 
     def read(self) -> None:
-        """Read and apply the file of orders. Blocks. Raise OrdersError."""
+        """Read the file of suspensions and hold rules, and apply its content. Blocks. Raise OrdersError."""
         self._put_in_force(self._file.read(self._all))
 
     def start(self) -> None:
-        """Start watching the file. Call it when mail can be released."""
+        """Start to watch the file of suspensions and hold rules for changes. Call it when mail can be
+        released.
+        """
         over = [order for order in self._all if order.id not in self.table.ids]
         if over:
             self._tasks.start(self._release_later(over))
@@ -186,8 +186,8 @@ class Orders:
         await self._tasks.cancel()
 
     def problems(self) -> tuple[str, ...]:
-        """Return the reason why the file cannot be read or written, if there is one; the orders that were
-        read stay active.
+        """Return why the file of suspensions cannot be read or written (those already read stay active), or
+        ().
         """
         if not (self._unreadable or self._unwritten) and self._all and not self._file.path.exists():
             return (
@@ -197,7 +197,7 @@ class Orders:
         return tuple(filter(None, (self._unreadable, self._unwritten)))
 
     def holds(self, delivery: Delivery) -> bool:
-        """Return whether an active order holds the delivery."""
+        """Return whether the delivery is held by an active suspension or hold rule."""
         return delivery.held and delivery.act in self.table.ids
 
     def keeping(self, zone: str, domain: str, hosts: str) -> Order | None:
@@ -209,8 +209,8 @@ class Orders:
         return self.table.keeping(Subject(zone, f"@{domain}", "", "", domain, hosts))
 
     def order_of(self, delivery: Delivery, message: Message | None, hosts: str) -> str:
-        """Return the id of the order that holds a delivery, or that will keep it from its next attempt, or
-        "". Without the message, only orders that do not need the envelope are considered.
+        """Return the id of the suspension or hold rule that holds or will hold a delivery, or "". Without the
+        message, only orders that do not need the envelope are considered.
         """
         if not self.table.orders:
             return ""
@@ -221,17 +221,20 @@ class Orders:
         return "" if order is None else order.id
 
     def endless(self) -> int:
-        """Return the number of orders without an end time."""
+        """Return the number of active suspensions and hold rules without an end time."""
         return sum(order.until is None for order in self.table.orders)
 
     def in_force(self) -> dict[str, int]:
-        """Return the number of active orders by effect. An order that refuses mail is counted as `refuse`."""
+        """Return the numbers of active suspensions and hold rules by effect. An order that refuses mail is
+        counted as `refuse`.
+        """
         effects = Counter("refuse" if each.refuse else each.effect for each in self.table.orders)
         return {effect: effects[effect] for effect in (SUSPEND, HOLD, "refuse")}
 
     def refuse(self, origin: Origin, sender: Mailbox, recipient: Mailbox | None, names_zone: bool) -> str:
-        """Return the id of the order because of which a client is rejected, or "". Without a recipient, check
-        the orders that apply at MAIL. `names_zone` is true if the message may name its zone.
+        """Return the id of the suspension or hold rule that requires a client to be rejected, or "". Without
+        a recipient, check the orders that apply at MAIL. `names_zone` is true if the message may name its
+        zone.
         """
         table = self.table
         zone = None if recipient is None or names_zone else self.zone_of(origin, sender, recipient)
@@ -244,8 +247,8 @@ class Orders:
     # Changes
 
     async def give(self, order: Order) -> tuple[Order, bool]:
-        """Add an order, or update the active order that has the same selectors and effect. Return the order
-        as stored, and whether it is new. Raise OrdersError.
+        """Add a suspension or hold rule, or update the active one with the same selectors and effect. Return
+        the order as stored, and whether it is new. Raise OrdersError.
         """
         now = self.clock.now()
         before: Order | None = None
@@ -274,8 +277,9 @@ class Orders:
         return after, before is None or before.id == order.id
 
     async def end(self, is_meant: Callable[[Order], bool], who: str, reason: str) -> tuple[list[Order], int]:
-        """End the orders that `is_meant` selects. Return those that this call, or another worker at the same
-        time, has ended, and the number of released deliveries. Raise OrdersError and StoreError.
+        """End the suspensions and hold rules that `is_meant` selects. Return those that this call, or another
+        worker at the same time, has ended, and the number of released deliveries. Raise OrdersError and
+        StoreError.
         """
         now = self.clock.now()
         mine = {order.id: order for order in self.table.orders if is_meant(order)}
@@ -305,8 +309,8 @@ class Orders:
     def keep(
         self, message: Message, deliveries: Sequence[Delivery], name: str, label: str
     ) -> tuple[Delivery, ...]:
-        """Hold those deliveries of a message to which orders apply, and return the others. `name` and `label`
-        are those of the destination.
+        """Hold the deliveries of a message to which a suspension or hold rule applies, and return the others.
+        `name` and `label` are those of the destination.
         """
         if not self.table.orders:
             return tuple(deliveries)
@@ -324,7 +328,7 @@ class Orders:
         return tuple(left)
 
     def hold(self, deliveries: Sequence[Delivery], order: Order) -> None:
-        """Hold deliveries that were about to be attempted, or to receive an outcome without an attempt."""
+        """Hold these deliveries under a suspension or hold rule instead of attempting or settling them."""
         self.settler.hold(deliveries, order.id, partial(self._was_held, order, len(deliveries)))
 
     def _was_held(self, order: Order, count: int) -> None:
@@ -347,7 +351,7 @@ class Orders:
             self._take(orders, release=release)
 
     def _take(self, orders: list[Order], *, release: bool = True) -> None:
-        """Apply the orders that the file contains now."""
+        """Apply the suspensions and hold rules that were read from the file."""
         before = self.table.orders
         self._put_in_force(orders)
         if before == self.table.orders:
@@ -370,7 +374,9 @@ class Orders:
             self._alarm.set(min(ends))
 
     async def _expire(self) -> None:
-        """End expired orders, including those that expired while the relay was down."""
+        """End suspensions and hold rules that have expired, including those that expired while the relay was
+        down.
+        """
         over: list[Order] = []
 
         def change(orders: list[Order]) -> list[Order]:
@@ -414,8 +420,8 @@ class Orders:
             pause = min(2 * pause, LONGEST_PAUSE) if self._unwritten else LOOK
 
     async def look(self) -> None:
-        """Read the file again if another process has changed it, and apply the changes. Raise OrdersError
-        when it becomes unusable.
+        """Read the file of suspensions again if another process has changed it, and apply the changes. Raise
+        OrdersError when it becomes unusable.
         """
         if self._unwritten:
             await self._edit(lambda orders: orders)

@@ -204,17 +204,23 @@ def _of_zone(
 
 
 def scheduled(delays: tuple[float, ...]) -> Delays:
-    """Return a back-off with the n-th delay after the n-th attempt. The last delay repeats."""
+    """Return a function that returns the n-th of these delays after the n-th attempt. The last delay
+    repeats.
+    """
     return lambda attempts: delays[min(attempts, len(delays)) - 1]
 
 
 def exponential(attempts: int) -> float | None:
-    """Return 12·5ⁿ seconds while n ≤ 5, as in the example of python-slimta's documentation."""
+    """Return 12·5ⁿ seconds after attempt n, or None if n > 5 (an example in python-slimta's
+    documentation).
+    """
     return 12.0 * 5.0**attempts if attempts < EXPONENTIAL_ATTEMPTS else None
 
 
 def quadratic(attempts: int) -> float:
-    """Return n² minutes in seconds. The caller limits the number of attempts."""
+    """Return the delay after attempt n, which is n² minutes, in seconds. The caller limits the number of
+    attempts.
+    """
     return 60.0 * attempts * attempts
 
 
@@ -222,8 +228,8 @@ _BUILT_IN = {RetryPolicyName.EXPONENTIAL: exponential, RetryPolicyName.QUADRATIC
 
 
 def load_backoff(spec: str) -> Backoff:
-    """Return the function that `module:function` names. Raise ValueError with a message if it cannot be
-    loaded.
+    """Load the operator's back-off function, which `module:function` names. Raise ValueError with a message
+    if it cannot be loaded.
     """
     function = named(spec, "module:function")
     if not callable(function):
@@ -232,7 +238,9 @@ def load_backoff(spec: str) -> Backoff:
 
 
 def checked_delay(answer: object) -> float | None:
-    """Return `answer` if it is None or a usable number of seconds. Raise ValueError otherwise."""
+    """Return the result of an operator's back-off function if it is None or a valid number of seconds. Raise
+    ValueError otherwise.
+    """
     if answer is None:
         return None
     if isinstance(answer, bool) or not isinstance(answer, int | float):

@@ -153,8 +153,9 @@ class DispositionPolicy:
         return Disposition(delivery, outcome, change, next_attempt, DsnKind.DELAYED if warns else None)
 
     def is_old(self, delivery: Delivery, now: float) -> bool:
-        """Return whether the delivery may expire, or its sender be warned, even without an attempt. This
-        depends on the sender. Such a delivery must be checked from time to time wherever it waits.
+        """Return whether the delivery may have to expire, or a delay warning be sent, without another
+        attempt. This depends on the sender. Such a delivery must be checked from time to time wherever it
+        waits.
         """
         # Which maximum age applies is known only when the sender is known.
         expires = delivery.created + self.retry.of(delivery.zone).shortest_lifetime
@@ -218,16 +219,16 @@ def asks_for_success(delivery: Delivery, outcome: Outcome) -> bool:
 
 
 def deferred(delivery: Delivery, outcome: Outcome, until: float, now: float) -> Disposition:
-    """Defer a delivery without an attempt. The caller has checked that neither expiry nor a
-    warning is due.
+    """Return the decision to defer a delivery until a given time without an attempt. The caller has checked
+    that neither expiry nor a warning is due.
     """
     change = Postpone(delivery.deferred(until, outcome.attempt(now), counts=False))
     return Disposition(delivery, outcome, change, until)
 
 
 def put_off(delivery: Delivery, outcome: Outcome, now: float) -> Disposition:
-    """Defer a delivery for a fixed time, whatever its age, because the relay or its spool must be repaired
-    first.
+    """Return the decision to defer a delivery for a fixed time, because the relay or its spool must be
+    repaired.
     """
     if outcome.verdict is Verdict.DELIVERED:
         return Disposition(delivery, outcome, Finish(delivery))
@@ -236,8 +237,8 @@ def put_off(delivery: Delivery, outcome: Outcome, now: float) -> Disposition:
 
 
 def unreported(disposition: Disposition, now: float) -> Disposition:
-    """Return the disposition for the case that its report could not be created. A failed delivery stays in
-    the queue, and a warning is owed next time.
+    """Return the decision that replaces this one because its report to the sender could not be created. A
+    failed delivery stays in the queue, and a warning is owed next time.
 
     A success leaves without its report: keeping the delivery would send the message again.
     """
@@ -254,7 +255,9 @@ def _held(delivery: Delivery, outcome: Outcome, now: float) -> Disposition:
 
 
 def _expired(delivery: Delivery, outcome: Outcome) -> Outcome:
-    """Return the expiry of a delivery, with the last reply of a peer if none was contacted this time."""
+    """Return the outcome "expired" for a delivery, with the last reply of a peer if none was contacted this
+    time.
+    """
     expired, last = structs.replace(outcome, verdict=Verdict.EXPIRED), delivery.last
     if outcome.counts or last is None:
         return expired
@@ -334,7 +337,7 @@ class OutcomeLog:
         return {key for entry in self._entries for key in entry.delivery_keys()}
 
     def put(self, entry: AtomicWrite) -> None:
-        """Queue a write, which is carried out soon."""
+        """Queue a write, which is carried out with the other writes of this loop iteration."""
         self._entries.add(entry)
         self._gathered.append(entry)
         self._flush_once.ask()
@@ -429,9 +432,9 @@ class OutcomeLog:
         self._update_room()
 
     async def _store_works(self) -> bool:
-        """Return whether the store works. It may detect an earlier failure only when it is used. It may also
-        fail again soon after a repair: LevelDB works for fractions of a second when it lacks the space to
-        compact its tables.
+        """Return whether a test write to the store succeeds, after waiting for a repair. The store may detect
+        an earlier failure only when it is used. It may also fail again soon after a repair: LevelDB works for
+        fractions of a second when it lacks the space to compact its tables.
         """
         await self._store.usable()
         if await self._probed():
@@ -585,8 +588,8 @@ class Settler:
     # For the scheduler and for operators
 
     def first_expiry(self, created: float, zone: str, message: Message | None = None) -> float:
-        """Return the Unix time before which no delivery created at `created` or later in a zone expires,
-        whatever its message, or of this one.
+        """Return the earliest Unix time at which a delivery created at `created` or later in a zone can
+        expire.
         """
         retry = self._policy.retry.of(zone)
         return created + (retry.shortest_lifetime if message is None else retry.lifetime(message.envelope))
@@ -624,7 +627,9 @@ class Settler:
         destination: str,
         seconds: float | None = None,
     ) -> None:
-        """Record the outcomes of one attempt in the background. `message` is None if it cannot be read."""
+        """Record the outcomes of one delivery attempt without waiting until they are durable. `message` is
+        None if it cannot be read.
+        """
         delivered: list[Result] = [
             (delivery, outcome, None)
             for delivery, outcome in zip(deliveries, outcomes, strict=True)
@@ -652,7 +657,8 @@ class Settler:
         destination: str,
         until: Callable[[], float] | None = None,
     ) -> None:
-        """Record the same outcome for deliveries for which no peer was contacted.
+        """Record the same outcome for deliveries that were not attempted, without waiting until it is
+        durable.
 
         For a suspended destination, `until` returns when each delivery is to be checked again.
         """
@@ -661,7 +667,7 @@ class Settler:
         self._start(work, self._settle_unattempted(work))
 
     def write(self, changes: Sequence[Change], then: Callable[[], None] | None) -> None:
-        """Write changes without outcomes in one atomic write, which is retried until it succeeds."""
+        """Queue changes without outcomes for one atomic write, which is retried until it succeeds."""
         count = sum(not isinstance(change, OwnMessage) for change in changes)
         self.outcome_log.reserve(count)
         self.outcome_log.put(AtomicWrite(changes, count, then, lazy=True))
@@ -770,8 +776,8 @@ class Settler:
     async def _reported(
         self, message: Message | None, dispositions: list[Disposition]
     ) -> tuple[list[Disposition], list[_Dsn]]:
-        """Create the reports that the dispositions require, one of each kind. If a report cannot be created,
-        its dispositions are changed.
+        """Create the DSNs that the decisions require, at most one of each kind. If a report cannot be
+        created, its dispositions are changed.
         """
         reports: list[_Dsn] = []
         for kind in DsnKind:

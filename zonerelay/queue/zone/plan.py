@@ -88,9 +88,9 @@ LOOKED_AT = 8
 
 
 class ZonePlan:
-    """Plans the deliveries of one zone. Deliveries enter by `add` and leave when they are taken, started or
-    withdrawn. Each is in one place at a time. `window` determines what to claim, and `round_robin` when the
-    next batch may start.
+    """Plans the deliveries of one zone: which to claim, in which batches to send them, and when. Deliveries
+    enter by `add` and leave when they are taken, started or withdrawn. Each is in one place at a time.
+    `window` determines what to claim, and `round_robin` when the next batch may start.
     """
 
     def __init__(
@@ -143,8 +143,8 @@ class ZonePlan:
     # Events
 
     def take_new(self, deliveries: Sequence[Delivery], now: float) -> int:
-        """Add new deliveries of one queue while there is room in the window and in the shares of their
-        destinations. Return how many were added, from the first on.
+        """Add deliveries that were just stored, as far as there is room in memory and for their destinations.
+        Return how many were added, from the first on.
         """
         first = deliveries[0]
         priority = first.priority
@@ -237,8 +237,8 @@ class ZonePlan:
     # Decisions
 
     def next_work(self, now: float, tick: float = 0.0) -> Work | None:
-        """Return the next batch if a connection and a send time are available, or None. The batch must end in
-        `finished`. `tick` is a reading of a monotonic clock.
+        """Return the next batch if the connection and rate limits allow one now, or None. The batch must end
+        in `finished`. `tick` is a reading of a monotonic clock.
         """
         while (destination := self.round_robin.next(now, tick)) is not None:
             if destination.is_usable(now):
@@ -247,9 +247,7 @@ class ZonePlan:
         return None
 
     def following(self, work: Work, now: float, tick: float = 0.0) -> Work | None:
-        """Return the next batch of the same visit, on the same connection, or None. Call it
-        after `finished`.
-        """
+        """Return the batch that follows on the same connection, or None. Call it after `finished`."""
         if not work.more or work.yields:
             return None
         destination = work.destination
@@ -262,11 +260,11 @@ class ZonePlan:
 
     @property
     def has_requests(self) -> bool:
-        """Whether `look_ups`, `take_parked`, `take_to_hold` or `take_returned` would return something."""
+        """Whether the zone has to look up routes, or to defer, hold or release deliveries."""
         return bool(self.look_ups.is_wanted or self._parked or self._returned or self._to_hold)
 
     def new_mail_rate(self, now: float) -> float:
-        """Return the recent number of new deliveries started per second, or infinity if it is not known.
+        """Return how many new deliveries per second were started recently, or infinity if that is not known.
 
         It is the higher of the last two measurements, because the machine may have been busy during one.
         """
@@ -291,8 +289,8 @@ class ZonePlan:
         return plan
 
     def take_parked(self) -> list[tuple[Destination, list[Delivery]]]:
-        """Remove and return, for each suspended destination, the deliveries to defer without a connection. No
-        more is claimed for these destinations before `rested`.
+        """Remove and return the deliveries to defer without an attempt, by suspended destination. No more is
+        claimed for these destinations before `rested`.
         """
         parked = list(self._parked.items())
         self._parked.clear()
@@ -308,9 +306,7 @@ class ZonePlan:
         return now
 
     def rested(self, destination: Destination) -> None:
-        """Allow claims for a destination again, some time after its mail was deferred or when its suspension
-        has ended.
-        """
+        """Allow claims of a destination's mail again, which were excluded because of its suspension."""
         for priority, backlog in destination.backlogs.items():
             self.window.of(priority).rested(backlog)
 
@@ -322,7 +318,9 @@ class ZonePlan:
         return returned
 
     def take_to_hold(self) -> list[tuple[Delivery, Order]]:
-        """Remove and return the deliveries to hold, each with the order that requires it."""
+        """Remove and return the deliveries to hold, each with the suspension or hold rule that requires
+        it.
+        """
         to_hold, self._to_hold = self._to_hold, []
         return to_hold
 
@@ -492,7 +490,7 @@ class ZonePlan:
         self.round_robin.sort()
 
     def _placed(self, line: DestinationQueue, now: float) -> None:
-        """Queue a destination to which mail was added, or defer or return its mail if it is suspended."""
+        """Queue a destination to which mail was added, or defer or release its mail if it is suspended."""
         if self._gate.orders and (order := self._order_about(line)) is not None:
             self._keep(line, order)
         elif isinstance(line, Destination):
@@ -511,10 +509,10 @@ class ZonePlan:
             self.look_ups.want(line)
 
     def _may_wait_for_probe(self, destination: Destination) -> bool:
-        """Return whether a destination may wait for a connection. Its suspension, if any, is over, and mail
-        waits for it. When thousands of domains have died together, the suspensions of many end at a time when
-        they have few connections. Once the window is half full, only so many begin to wait as fill a quarter
-        of it. The others are suspended again, which costs no connection.
+        """Return whether a failing destination may wait for a connection for its probe. Its suspension, if
+        any, is over, and mail waits for it. When thousands of domains have died together, the suspensions of
+        many end at a time when they have few connections. Once the window is half full, only so many begin to
+        wait as fill a quarter of it. The others are suspended again, which costs no connection.
         """
         if not self.window.is_half_full or destination.is_queued or destination.active:
             return True
@@ -533,8 +531,8 @@ class ZonePlan:
         return next(filter(None, map(self._gate.keeps_domain, line.domains)), None)
 
     def _keep(self, line: DestinationQueue, order: Order) -> None:
-        """Return suspended mail to the store, and claim no more of it. If claims already skip too many
-        domains, the mail is held instead.
+        """Release the mail of a destination that an operator has suspended, and claim no more of it. If
+        claims already skip too many domains, the mail is held instead.
         """
         deliveries = self.window.drain(line)
         if isinstance(line, Destination):
@@ -596,7 +594,7 @@ class ZonePlan:
                 self.window.of(priority).rest(backlog)
 
     def _reroute(self, destination: Destination, now: float) -> None:
-        """Look up the domains of a destination again before more is sent, because the route has expired."""
+        """Look up the route of a destination's domains again, because the known one has expired."""
         self.window.is_probing = False
         for domain in destination.domains:
             del self._lines[domain]
@@ -612,7 +610,7 @@ class ZonePlan:
         self.round_robin.emptied(destination)
 
     def _replace(self, domain: str, priority: Priority) -> None:
-        """Create a queue for a domain that claims skip but that no longer has a queue."""
+        """Create a queue for a domain that has none, so that its skipped deliveries are claimed later."""
         line = self._lines.get(domain)
         if line is None:
             line = self._lines[domain] = UnroutedMail(domain)

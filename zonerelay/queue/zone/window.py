@@ -1,5 +1,4 @@
-"""The window: determines how much of a zone's mail is kept in memory, and what to claim from the store next.
-Pure.
+"""Determines how much of a zone's mail is kept in memory (its window), and what is claimed next. Pure.
 
 There is a window for each priority (`PriorityWindow`), which is created when its first mail arrives, so a
 long bulk queue leaves space for urgent mail. `Precedence` chooses between their claims. A zone with one route
@@ -48,8 +47,8 @@ AGAIN = 60.0
 
 
 class ClaimRequest(msgspec.Struct, frozen=True, gc=False):
-    """A claim of the oldest due deliveries, skipping these domains. With `since` it is one of new mail. With
-    `domain` it is a *refill*, of what earlier claims passed over.
+    """A request to claim the oldest due deliveries from the store, except those to the domains in `skip`.
+    With `since` it is one of new mail. With `domain` it is a *refill*, of what earlier claims passed over.
     """
 
     limit: int
@@ -100,19 +99,21 @@ class PriorityWindow:
 
     @property
     def is_resting(self) -> bool:
-        """Whether any destination is excluded from claims. A zone with one next hop has only one."""
+        """Whether the mail of any suspended destination is excluded from claims. A zone with one next hop has
+        only one.
+        """
         return bool(self._resting)
 
     @property
     def room(self) -> int:
-        """The number of free places for mail that may not be new. Memory never holds more than the window and
-        the places of new mail.
+        """The number of deliveries for which there is room in memory, whether or not they are new. Memory
+        never holds more than the window and the places of new mail.
         """
         return self._size - self.waiting + min(self.new_waiting, self.new_most)
 
     @property
     def new_room(self) -> int:
-        """The number of new deliveries for which there is room (0 without a backlog)."""
+        """The number of new deliveries for which there is reserved room in memory (0 without a backlog)."""
         if self.since is None:
             return 0
         return self.new_most - max(self.new_waiting, self.waiting - self._size)
@@ -152,11 +153,11 @@ class PriorityWindow:
         return self.since is not None and self.is_fresh(delivery)
 
     def is_fresh(self, delivery: Delivery) -> bool:
-        """Return whether a delivery is new, or is attempted for the first time while there is no backlog."""
+        """Return whether a delivery was not attempted before and is not backlog."""
         return delivery.next_attempt <= 0 and (self.since is None or delivery.message_id >= self.since)
 
     def is_to_be_drawn(self, now: float) -> bool:
-        """Return whether the queued mail is so much that it should become backlog."""
+        """Return whether there is so much queued mail that it should be declared backlog now."""
         if self.since is None:
             return self.waiting > self._crowd
         if self.new_waiting < self.new_most:
@@ -168,8 +169,8 @@ class PriorityWindow:
         return now < self._drawn
 
     def draw(self, now: float) -> MessageId:
-        """Set the boundary: mail accepted from `now` on is new. The caller counts the new deliveries among
-        the waiting ones.
+        """Declare all mail accepted before `now` to be backlog, and return the first message id of new mail.
+        The caller counts the new deliveries among the waiting ones.
         """
         self._drawn = now
         self.new_waiting = 0
@@ -187,7 +188,7 @@ class PriorityWindow:
     # Shares
 
     def takes(self, line: Backlog, domain: str) -> bool:
-        """Return whether a destination queue has room for a new delivery that was not claimed."""
+        """Return whether a destination queue has room for a new delivery that was just stored."""
         return domain not in self._skip and line.waiting < self.share(line)
 
     def share(self, line: Backlog) -> int:
@@ -210,7 +211,7 @@ class PriorityWindow:
             self._long.pop(line, None)
 
     def rest(self, line: Backlog) -> None:
-        """Exclude a suspended destination from claims until `rested`."""
+        """Exclude the mail of a suspended destination from claims until `rested` is called."""
         self._resting.add(line)
         self._sate(line)
 
@@ -233,7 +234,7 @@ class PriorityWindow:
             line.passed_over[domain] = None
 
     def skip_list(self) -> frozenset[str]:
-        """Return the domains that the next claim skips."""
+        """Return the domains whose mail the next claim skips, because enough of it is in memory."""
         for line in self._long:
             if line.waiting >= self.share(line) and self.may_pass_over():
                 for domain in line.domains:
@@ -275,9 +276,7 @@ class PriorityWindow:
         self._hungry_new.pop(line, None)
 
     def exhausted(self, line: Backlog, domain: str) -> None:
-        """Record that the store has no more skipped deliveries of a domain, so that claims may return the
-        domain again.
-        """
+        """Record that the store has no more skipped mail of a domain, so that claims no longer skip it."""
         self._skip.discard(domain)
         line.passed_over.pop(domain, None)
         if not line.passed_over:
@@ -288,7 +287,9 @@ class PriorityWindow:
 
 
 class QueueWindow:
-    """The windows of all priorities of one zone. `by_domain` is true if the zone is routed by MX."""
+    """Limits the mail that one zone has in memory, separately for each priority. `by_domain` is true if the
+    zone is routed by MX.
+    """
 
     def __init__(self, size: int, *, by_domain: bool) -> None:
         self._size = size

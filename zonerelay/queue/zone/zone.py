@@ -109,7 +109,7 @@ class ZoneParts(msgspec.Struct, frozen=True):
 
 
 class Zone:
-    """Runs the deliveries of one zone. `plan` holds the waiting mail.
+    """Sends the mail of one zone. `plan` holds the waiting mail.
 
     `rates` outlive the zone: a `Zone` with newer settings takes them over. The mail of a zone that is not
     served waits in the store, because the configuration does not say how to send it.
@@ -159,7 +159,7 @@ class Zone:
     # Calls from outside
 
     def stored(self, deliveries: Sequence[Delivery], is_next: bool) -> int:
-        """Accept new deliveries into the window while it has room and no older mail must come first. The
+        """Accept new deliveries into memory while there is room and no older mail must be sent first. The
         others are claimed later. Return how many were accepted.
         """
         priority = deliveries[0].priority
@@ -176,12 +176,12 @@ class Zone:
         return taken
 
     def notify(self, priority: Priority) -> None:
-        """Claim mail of a priority, because new mail may have been stored."""
+        """Start a claim of new mail of a priority, because some may have been stored."""
         self.plan.window.of(priority).look(due=False)
         self._claim()
 
     def wake(self, *priorities: Priority) -> None:
-        """Claim new, due and released deliveries of all priorities, including these."""
+        """Start a claim of new, due and released mail of all priorities."""
         for priority in priorities:
             self.plan.window.of(priority)
         self._look_everywhere()
@@ -193,13 +193,15 @@ class Zone:
             self._claim_at(when, self.plan.window.of(priority))
 
     def granted(self) -> None:
-        """Start the transactions that the shared limits now allow."""
+        """Start transactions that limits shared with other workers may now allow."""
         if not self._stopping:
             self.plan.round_robin.granted(self._clock.now())
             self.pump()
 
     async def stop(self, deadline: float) -> None:
-        """Start nothing more, let attempts end until `deadline` (loop time), then cancel them."""
+        """Start no new attempts, wait for the running ones until `deadline` (loop time), and cancel the
+        others.
+        """
         self._quit()
         # Pending claims and look-ups are forgotten, because nothing has been sent for them.
         await self._errands.cancel()
@@ -250,7 +252,7 @@ class Zone:
     # Carrying out the plan
 
     def pump(self) -> None:
-        """Start all batches that may start now."""
+        """Start all batches that the connection and rate limits allow now."""
         if self._stopping:
             return
         now, tick = self._clock.now(), self._clock.monotonic()
@@ -305,7 +307,9 @@ class Zone:
         self._claim()
 
     async def _claim_once(self) -> bool:
-        """Make one claim from the store. Return false if there is nothing more to request."""
+        """Claim deliveries from the store once, or query it for the next due time. Return false if there is
+        nothing more to request.
+        """
         await self._settler.outcome_log.room()
         plan = self.plan.plan_claim(self._clock.now())
         try:
@@ -355,9 +359,7 @@ class Zone:
                 self._claim_at(self._clock.now() + OVERDUE_PAUSE if overdue else due, window)
 
     def _claim_at(self, when: float, window: PriorityWindow) -> None:
-        """Schedule a claim of deliveries due at `when`, together with those due within `TOGETHER` after the
-        last claim.
-        """
+        """Schedule a claim at `when`, but not within `TOGETHER` seconds of the last one."""
         last = min(window.claimed_at, self._clock.now())
         self._next_claim.set(max(when, last + TOGETHER))
 
@@ -432,7 +434,9 @@ class Zone:
     # Attempts
 
     def _following(self, last: Work) -> Work | None:
-        """Return the next batch of a task, and start all other batches that may start now."""
+        """Return the next batch for the task that has sent `last`, and start other batches that may start
+        now.
+        """
         if self._stopping:
             return None
         now, tick = self._clock.now(), self._clock.monotonic()
@@ -522,8 +526,8 @@ class Zone:
         return outcomes
 
     async def _take_turn(self, work: Work, message: Message) -> bool:
-        """Wait for a send time as `take_turn` does. Raise ClaimLostError if an operator has suspended the
-        mail since the batch started, for example while a connection was opened.
+        """Wait until the rate limits allow the transaction, like `take_turn`. Raise ClaimLostError if an
+        operator has suspended the mail since the batch started, for example while a connection was opened.
         """
         if self._parts.orders is not None:
             label = work.destination.label
@@ -568,8 +572,8 @@ class Zone:
 
 
 async def take_turn(ticket: Ticket, clock: Clock) -> bool:
-    """Wait for the next send time of a batch; the transaction must then start immediately. Return false if
-    the wait would be too long.
+    """Wait until the rate limits allow the next transaction of a batch, which must then start immediately.
+    Return false if the wait would be too long.
     """
     if not ticket.taken:
         ticket.arrived(clock.monotonic())

@@ -58,7 +58,7 @@ class DestinationEntry:
         self._hosts = AddressPatterns(settings.mx) if settings.mx else None
 
     def holds(self, zone: str, domain: str, hosts: Sequence[MxHost]) -> bool:
-        """Return whether all conditions of the table match the mail."""
+        """Return whether mail to these hosts meets all conditions of the [[destination]] table."""
         if self._zones and zone not in self._zones:
             return False
         if self._domains is not None and not (domain and self._domains.match(f"@{domain}")):
@@ -89,7 +89,9 @@ class DestinationEntry:
         )
 
     def limits(self, zone: ZoneSettings) -> DestinationLimits | None:
-        """Return the limits of the table, completed by the zone's, or None if the table has none."""
+        """Return the limits of the [[destination]] table, completed by those of the zone, or None if it has
+        none.
+        """
         own = self.settings
         numbers = (own.max_connections, own.max_recipients_per_transaction, own.max_messages_per_connection)
         if not any(numbers) and own.max_rate is None:
@@ -103,8 +105,9 @@ class DestinationEntry:
 
 
 class DestinationTable:
-    """All [[destination]] tables; finds the one that applies to mail. Raises ValueError with a message if a
-    pattern is not a domain. It is immutable; a reload creates another table.
+    """The [[destination]] tables of the configuration, and an index that finds the one for a destination.
+    Raises ValueError with a message if a pattern is not a domain. It is immutable; a reload creates another
+    table.
     """
 
     def __init__(self, destinations: Sequence[DestinationSettings] = ()) -> None:
@@ -114,8 +117,8 @@ class DestinationTable:
         )
 
     def find(self, zone: str, domain: str, hosts: Sequence[MxHost]) -> DestinationEntry | None:
-        """Return the first table that matches the mail, or None. `domain` is `""` in a zone with a next
-        hop.
+        """Return the first [[destination]] table that matches the mail, or None. `domain` is `""` in a zone
+        with a next hop.
         """
         if hosts:  # all of them match, so the first one does
             asked = {"zone": zone, "domain": domain and f"@{domain}", "mx": f"@{_name(hosts[0])}"}
@@ -177,7 +180,7 @@ def on_terms(
 def by_policy(
     zone: ZoneSettings, route: Route, entry: DestinationEntry | None, found: PolicyLookup, events: Events
 ) -> Route | Unroutable:
-    """Return the route with the hosts and the TLS requirements of the domain's MTA-STS policy."""
+    """Return the route after applying the domain's MTA-STS policy to its hosts and TLS requirements."""
     route = structs.replace(route, expires=min(route.expires, found.expires))
     held = found.held
     if held is None or held.mode is StsMode.NONE:
@@ -216,7 +219,7 @@ _log = logging.getLogger(__name__)
 
 
 class ExaminedRoute(msgspec.Struct, frozen=True):
-    """A route with the table and the policy that determined its limits and TLS."""
+    """A route, with the [[destination]] table and the MTA-STS policy that determined its limits and TLS."""
 
     answer: Route | Unroutable
     entry: DestinationEntry | None = None
@@ -225,7 +228,7 @@ class ExaminedRoute(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False, repr=False)
 class MxRouter:
-    """Finds the hosts of a domain for the zones of the queue. `hostname` is the relay's name in MX
+    """Finds the hosts to which a zone sends the mail for a domain. `hostname` is the relay's name in MX
     records.
 
     Without `sts` no zone looks up MTA-STS policies.
@@ -456,9 +459,7 @@ def _ranked(routes: Iterable[Route]) -> tuple[MxHost, ...]:
 
 
 def _shared(routes: Iterable[Route]) -> tuple[MxHost, ...]:
-    """Return the hosts of all next hops, so that the best hosts of each are equally preferred, then the
-    second-best, and so on.
-    """
+    """Return the hosts of all next hops by rank, so that the best hosts of all next hops share the mail."""
     ranked = []
     for route in routes:
         ranks = sorted({host.preference for host in route.hosts})

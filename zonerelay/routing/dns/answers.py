@@ -146,7 +146,7 @@ def plain_host(name: object) -> str:
 
 
 def _name(packet: bytes, at: int, end: int) -> str:
-    """Parse a name that fills these bytes exactly, and return it in lower case without the final dot.
+    """Parse a domain name that fills these bytes exactly, and return it in lower case without the final dot.
 
     Pointers lead backwards (RFC 1035 4.1.4).
     """
@@ -253,13 +253,13 @@ def is_truncated(packet: bytes) -> bool:
 
 
 def is_too_long(packet: bytes) -> bool:
-    """Return whether the answer has more records than may be parsed unless they have the common form."""
+    """Return whether the packet has so many records that only the fast parser (`read_plain`) may parse it."""
     return len(packet) >= _HEADER.size and sum(_HEADER.unpack_from(packet)[2:]) > MAX_RECORDS
 
 
 def read_plain(packet: bytes, name: str, kind: RecordType[Record]) -> ParsedAnswer[Record]:
-    """Parse the answer to the query for `kind` of `name` if it has the common form. Raise ValueError,
-    IndexError or struct.error if it is not plain.
+    """Parse the answer to the query for `kind` of `name`, if it has the form that most answers have. Raise
+    ValueError, IndexError or struct.error if it is not plain.
     """
     _, flags, questions, answers, denials, _ = _HEADER.unpack_from(packet)
     asked, code, is_authentic = _asked(name, kind.code), flags & _RCODE, bool(flags & _AUTHENTIC)

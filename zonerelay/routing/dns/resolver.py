@@ -360,8 +360,8 @@ _LOOPBACK = ("127.0.0.1", "::1")
 
 
 class Hosts:
-    """The addresses of host names that are given or are in a hosts file, which is read again when it
-    changes.
+    """The addresses of host names from a hosts file, which is read again when it changes, or from a
+    mapping.
     """
 
     def __init__(self, names: Mapping[str, tuple[str, ...]] | None = None, file: Path | None = None) -> None:
@@ -451,8 +451,8 @@ class Resolver:
         self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def when_restored(self, call: Callable[[float], object]) -> None:
-        """Register a function to call when an outage of the name servers is over, with the seconds for which
-        failures stay cached.
+        """Register a function that is called after an outage of the name servers, with the cache time of
+        failures.
         """
         self.watch.on_restored = lambda: call(FAILURE_TTL)
 
@@ -478,7 +478,7 @@ class Resolver:
         return await self.lookup(domain, answers.MX)
 
     async def addresses(self, name: str, *, ipv6: bool) -> Addresses:
-        """Return the addresses of a host, alternately IPv6 and IPv4, so that a broken family costs only one
+        """Return the addresses of a host, alternating IPv6 and IPv4, so that one broken protocol costs one
         attempt.
 
         A failure is a deferral: an MX host without an address is a mistake of its owner, who may correct it.
@@ -501,8 +501,8 @@ class Resolver:
 
     async def implicit_mx(self, name: str, denial: DnsStatus, *, local: bool = False) -> DnsStatus:
         """Return whether mail for an ASCII domain without an MX record goes to its own address (RFC 5321
-        5.1): OK, the status `denial` of its MX lookup if it has no address, or a failure that leaves this
-        open.
+        5.1). The result is OK if it does, the status `denial` of its MX lookup if it has no address, or a
+        failure that leaves this open.
 
         Some name servers deny the whole name when they are queried for a type that they do not know
         (haraka/Haraka#2310). A name counts as nonexistent only if the queries for its addresses agree:

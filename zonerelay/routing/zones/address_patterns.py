@@ -25,8 +25,8 @@ _ESCAPED = re.compile(r"\\(.)")
 
 
 class AddressTable:
-    """Finds the address patterns that match an address, each of which has a number, such as that of a rule.
-    Only "<>" matches the null sender.
+    """A lookup table of numbered address patterns, which finds those that match an address. Only "<>" matches
+    the null sender.
 
     Raises ValueError with a message if the domain of a pattern is invalid.
     """
@@ -86,7 +86,7 @@ class AddressPatterns:
 
 
 class _Globs:
-    """Patterns for local parts, indexed by the text before their first `*`."""
+    """The patterns for local parts that contain `*`, indexed by the text before the `*`."""
 
     def __init__(self) -> None:
         self._by_start: dict[str, list[tuple[Callable[[str], object], str]]] = {}

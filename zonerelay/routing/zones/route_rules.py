@@ -31,9 +31,7 @@ _ANY = "*"
 
 
 class ConditionIndex(Protocol):
-    """Interface: an index of rules by the values of one condition, such as
-    `address_patterns.AddressTable`.
-    """
+    """Interface: an index of `[[route]]` or `[[access]]` rules by the values of one condition."""
 
     # Any: each index has values of its own type.
     def add(self, value: Any, number: int, /) -> None:
@@ -46,7 +44,7 @@ class ConditionIndex(Protocol):
 
 
 class TextIndex:
-    """An index of rules by exact texts. `*` matches any text but `""`."""
+    """An index of rules by strings that must match exactly. `*` matches any text but `""`."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, list[int]] = {}
@@ -61,9 +59,9 @@ class TextIndex:
 
 
 class RuleIndex:
-    """An index that finds the first matching rule. `shelves` are empty indexes, one for each condition that
-    can be indexed. Each rule has the values of a condition in the attribute of its name; a condition without
-    values or attribute always holds.
+    """An index of `[[route]]` or `[[access]]` rules, which finds those that may match without evaluating all.
+    `shelves` are empty indexes, one for each condition that can be indexed. Each rule has the values of a
+    condition in the attribute of its name; a condition without values or attribute always holds.
     """
 
     def __init__(self, shelves: Mapping[str, ConditionIndex], rules: Sequence[object]) -> None:
@@ -96,7 +94,7 @@ class RuleIndex:
 
 
 def _rarest(rule: Mapping[str, Sequence[object]], counts: Counter[tuple[str, object]]) -> str:
-    """Return the name of the condition by which a rule is indexed, or `""` if by none."""
+    """Return the name of the rule's most selective condition, or `""` if it has none that can be indexed."""
     found = {
         name: max(counts[name, value] for value in values)
         for name, values in rule.items()
@@ -110,7 +108,9 @@ Headers = Sequence[tuple[str, str]]
 
 @dataclass(eq=False, repr=False)
 class RoutedMail:
-    """The properties of a message that conditions of routes match. `size` is None while it is unknown."""
+    """The properties of a message to which the conditions of routes refer. `size` is None while it is
+    unknown.
+    """
 
     sender: str
     origin: Origin
@@ -205,8 +205,8 @@ def asked(mail: RoutedMail, recipient: str) -> dict[str, str]:
 
 
 def _text(attribute: str) -> Callable[[Sequence[str]], Ask]:
-    """Return a function that compiles a condition about a text property of the message. `*` matches any text
-    but `""`.
+    """Return a function that compiles conditions about one attribute of the message, such as its user. `*`
+    matches any text but `""`.
     """
     text_of = attrgetter(attribute)
 
@@ -250,7 +250,7 @@ def _recipient(find: Callable[[str], str]) -> Ask:
 
 
 def _domain_finder(patterns: Sequence[str]) -> Callable[[str], str]:
-    """Return a function that finds the pattern that matches the domain of an address. The address
+    """Return a function that returns the first pattern that matches the domain of an address. The address
     `postmaster` has no domain.
     """
     find = AddressPatterns(patterns).find

@@ -98,7 +98,7 @@ class Zones:
         self._default = self._zones.get(DEFAULT_ZONE) or ZoneSettings(name=DEFAULT_ZONE)
 
     def take_up(self, other: "Zones") -> None:
-        """Replace the zones and routes by those of the other object."""
+        """Replace the zones and routes by those of another `Zones`, after a reload."""
         self._rules, self._index = other._rules, other._index
         self._zones, self._default = other._zones, other._default
 
@@ -185,9 +185,7 @@ MAX_NOTE = 500  # characters
 
 
 def zone_notes(choices: Iterable[tuple[str, ZoneChoice]]) -> tuple[str, ...]:
-    """Return notes for the trace of a message about the zones of its recipients, or none if there was no
-    choice.
-    """
+    """Return the notes for a message's trace that explain why its zones were chosen."""
     chosen: dict[ZoneChoice, list[str]] = {}
     for recipient, choice in choices:
         if choice.why:

@@ -20,8 +20,8 @@ _LIMITS = re.compile(r"[A-Z0-9_-]+(?:=[!-:<-~]+)?(?: +[A-Z0-9_-]+(?:=[!-:<-~]+)?
 
 
 class PeerLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits that a server announces (RFC 9422 4): RCPT in a transaction, MAIL in a session, domains in a
-    session.
+    """The limits on recipients, messages and recipient domains that a server announces with LIMITS (RFC 9422
+    4).
     """
 
     rcptmax: int | None = None

@@ -57,7 +57,7 @@ class ReplyParser:
 
     @property
     def has_input(self) -> bool:
-        """Whether there are bytes that belong to no returned reply and are not skipped."""
+        """Whether received bytes remain that were neither returned as a reply nor skipped."""
         while self._buffer and not self._lines and self._skipped < MAX_SKIPPED:
             end = self._buffer.find(b"\n", self._at) + 1
             line = self._buffer[self._at : end]
@@ -132,7 +132,7 @@ def _whole_reply(line: bytes) -> Reply | None:
 
 
 def make_reply(code: int, lines: list[str]) -> Reply:
-    """Create a reply from its printable lines, with the enhanced status code in `detail` instead of the text.
+    """Create a reply from its code and lines, and move the enhanced status code from the text to `detail`.
 
     A code whose class contradicts the reply code is not an enhanced code (RFC 2034 4) and stays in the text.
     """

@@ -113,7 +113,7 @@ class SaslConversation:
         self._giving_up: SaslError | None = None
 
     def begin(self) -> bytes:
-        """Return the AUTH command, without CRLF as all lines in this module."""
+        """Return the AUTH command, without CRLF like all lines in this module."""
         name = self.mechanism.name.encode()
         first = self.mechanism.first
         if first is None:

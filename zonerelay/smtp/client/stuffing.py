@@ -27,8 +27,8 @@ from zonerelay.smtp.server.line_ends import CRLF, NUL, LineEnds
 
 
 class ChunkLines(LineEnds):
-    """Checks the line ends of a body that is sent in BDAT chunks. Call `feed` with every piece in order, then
-    `finish` once, and send the results. With `plain`, nothing is checked.
+    """Ensures that a body sent in BDAT chunks has only CRLF line ends and ends with one. Call `feed` with
+    every piece in order, then `finish` once, and send the results. With `plain`, nothing is checked.
     """
 
     __slots__ = ("_ended", "_plain")
@@ -46,7 +46,7 @@ class ChunkLines(LineEnds):
         return piece
 
     def finish(self) -> bytes:
-        """Return the missing line end of the last line, if there is none."""
+        """Return the line end that the last line lacks, or b"" if it has one."""
         if self._held_cr:
             return b" \r\n"
         return b"" if self._ended else CRLF
@@ -90,7 +90,7 @@ class DotStuffer(ChunkLines):
         return b"." + stuffed if starts_line and chunk.startswith(b".") else stuffed
 
     def finish(self) -> bytes:
-        """Return the end of the message: the final dot, and before it a missing line end."""
+        """Return the end of the message: the final dot, preceded by a line end if the last line has none."""
         return super().finish() + END
 
     def _shielded(self, chunk: bytes, starts_line: bool) -> bytes:

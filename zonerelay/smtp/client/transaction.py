@@ -108,8 +108,8 @@ _NEXT_RCPT = ">\r\nRCPT TO:<"
 
 
 def script(message: Message, deliveries: Sequence[Delivery], capabilities: Capabilities) -> bytes:
-    """Return the commands MAIL, RCPT for each recipient, and DATA, one line each. Raise ValueError for a line
-    break in an address.
+    """Return the MAIL command, a RCPT command for each recipient, and the DATA command, one line each. Raise
+    ValueError for a line break in an address.
 
     Mailboxes and DSN parameters were parsed when they arrived. Line breaks are checked once more, because one
     would let an unauthenticated client insert commands.
@@ -146,7 +146,7 @@ def script(message: Message, deliveries: Sequence[Delivery], capabilities: Capab
 def dispensable(
     message: Message, deliveries: Sequence[Delivery], capabilities: Capabilities, command: int
 ) -> bool:
-    """Return whether the command at this position (0 is MAIL) has optional parameters."""
+    """Return whether the command at this position (0 is MAIL) has parameters that can be omitted."""
     if capabilities.few_parameters:
         return False
     few = script(message, deliveries, structs.replace(capabilities, few_parameters=True))
@@ -436,7 +436,7 @@ class ClientTransaction:
         self._end(Reply(451, "5.0", text), local=True)
 
     def _forget_refusals(self) -> None:
-        """Defer recipients instead of bouncing them, because a refusal may be meant for another recipient."""
+        """Discard the replies to RCPT, which may belong to other recipients, so that none is bounced."""
         if not self._may_be_taken:
             self.outcomes = [None] * len(self.outcomes)
             self.overflow = []

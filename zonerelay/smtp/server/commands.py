@@ -70,7 +70,7 @@ class LineReader:
         self.waiting = len(self._buffer)
 
     def next(self) -> bytes | LineFault | None:
-        """Return the next line without its CRLF, a fault, or `None` if more bytes are needed."""
+        """Return the next line without its CRLF, a `LineFault`, or `None` if more bytes are needed."""
         if not self.waiting:
             return None
         start = self._position

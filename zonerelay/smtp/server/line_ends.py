@@ -25,8 +25,8 @@ def crlf_only(body: bytes) -> bytes:
 
 
 class LineEnds:
-    """The line ends found while reading a body. `bare_lf` and `bare_cr` count the bare ones that were
-    changed.
+    """Counts the bare line ends in a body while converting them to CRLF. `bare_lf` and `bare_cr` count the
+    bare ones that were changed.
 
     `has_long` means that a line is longer than MAX_LINE.
     """
@@ -107,8 +107,7 @@ _TAILS = tuple(END_OF_DATA[:size] for size in (4, 3, 2, 1))
 
 
 def _last_dotted(wire: bytes) -> int:
-    """Return the position of the last line that begins with a dot, including the CRLF before it, or -1 if
-    there is none.
+    """Return the position of the CRLF before the last line that begins with a dot, or -1.
 
     Base64 has no dots, and a search for one byte takes a fiftieth of one for three. `rfind` skips ahead
     where `find` looks at every byte.
@@ -117,7 +116,7 @@ def _last_dotted(wire: bytes) -> int:
 
 
 class BodyReader(LineEnds):
-    """Reads a body from wire bytes until `done`; `rest` contains the bytes after the end of data."""
+    """Reads a message body after DATA until `done`; `rest` contains the bytes after the end of data."""
 
     __slots__ = ("_held", "_virtual", "done", "rest")
 
@@ -130,8 +129,8 @@ class BodyReader(LineEnds):
         self.rest = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Process received bytes, and return the body bytes that are final. It must not be called after
-        `done` is set.
+        """Process received bytes, and return the part of the body that they complete. It must not be called
+        after `done` is set.
 
         `dotted` is true from the first line on that begins with a dot, or the first NUL (stuffing.py).
         """
@@ -159,7 +158,7 @@ class BodyReader(LineEnds):
         return self._unstuffed(wire[: end + len(CRLF)])
 
     def _hold_back(self, wire: bytes) -> bytes:
-        """Return the bytes without a tail that may belong to the end of data, which is held back."""
+        """Keep back a tail that may be the beginning of the end of data, and return the bytes before it."""
         if not wire.endswith(_TAILS):
             self._held = b""
             return wire
@@ -175,7 +174,7 @@ class BodyReader(LineEnds):
         return self._clean(wire.replace(_DOTTED, CRLF))
 
     def _out(self, body: bytes) -> bytes:
-        """Return the body without the line end before its first line, which is not part of it."""
+        """Return the body without the CRLF of the DATA command, which is not part of it."""
         if body:
             body, self._virtual = body[self._virtual :], 0
         return body

@@ -53,7 +53,7 @@ def ipv6(text: str) -> str:
 
 
 def port(text: str) -> int:
-    """Parse a port: a decimal number up to 65535 without leading zeros."""
+    """Parse a port number of at most 65535, which must not have leading zeros."""
     if not _PORT.fullmatch(text) or int(text) > 65535:
         raise ValueError("not a port number")
     return int(text)
@@ -74,7 +74,7 @@ _ADDRESSES = [struct.Struct(form) for form in ("", "!4s4sHH", "!16s16sHH", "216x
 
 
 class ProxyFault(Exception):
-    """The input is not a PROXY header; the text is for the operator."""
+    """The bytes at the beginning of a connection are not a valid PROXY header."""
 
 
 class ProxyHeader(msgspec.Struct, frozen=True):
@@ -141,7 +141,9 @@ class ProxyReader:
 
 
 def _kind_of(buffer: bytes) -> str:
-    """Describe the first bytes of a connection without a PROXY header, without text that the client chose."""
+    """Describe the first bytes of a connection that are not a PROXY header, without quoting the client's
+    text.
+    """
     verb = buffer[:8].split(maxsplit=1)[:1]
     if buffer.startswith(TLS_HELLO):
         return "a TLS handshake"
@@ -181,9 +183,7 @@ def _parse_line(line: bytes) -> ProxyHeader:
 
 
 def _binary_end(buffer: bytes) -> int | None:
-    """Return the length of a version 2 header, or `None` while it is unknown, and check each byte as early as
-    possible.
-    """
+    """Return the length of a version 2 header, or `None` if too few bytes were received."""
     if len(buffer) > 12 and (buffer[12] >> 4 != 2 or buffer[12] & 0xF not in (_LOCAL, _PROXY)):
         raise ProxyFault(f"PROXY header: unknown version or command 0x{buffer[12]:02x}")
     if len(buffer) < _FIXED:
@@ -264,7 +264,7 @@ def parse_xclient(argument: str) -> XClient:
 
 
 def _checked(name: str, value: str) -> str | int:
-    """Check an attribute's value, and return it in its normal form."""
+    """Decode and check the value of an XCLIENT attribute."""
     if not _XTEXT.fullmatch(value):
         raise ValueError("not xtext")
     if value.upper() in _UNAVAILABLE and name != "PROTO":

@@ -117,7 +117,7 @@ def prepare_user(name: str) -> str:
 
 
 def prepare_password(password: str) -> str:
-    """Normalize a password: spaces, and NFC (RFC 8265 4.2, OpaqueString)."""
+    """Normalize a password to NFC with ASCII spaces (RFC 8265 4.2, OpaqueString)."""
     if password.isascii():
         return password
     spaced = "".join(" " if unicodedata.category(c) == "Zs" else c for c in password)

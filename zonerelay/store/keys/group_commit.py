@@ -1,5 +1,4 @@
-"""Implements group commit: one writer writes one synced batch at a time, and all its submitters share the
-sync.
+"""Implements group commit: combines concurrent writes into batches, each of which is synced once.
 
 Submissions that arrive while the event loop is busy are written together. The next batch gathers while the
 current one is synced. Submissions are applied strictly in order, because a later one may have been computed
@@ -32,8 +31,8 @@ from zonerelay.store.contract import StoreError
 
 
 def refuse(waiting: asyncio.Future[Any], error: BaseException) -> None:  # Any: any result
-    """Set a StoreError on the future, a new one for each caller because raising it adds a traceback. The
-    caller may no longer wait. An error that is not a StoreError is wrapped in one.
+    """Fail a caller's future with a StoreError, a new one for each caller because raising it adds a
+    traceback. The caller may no longer wait. An error that is not a StoreError is wrapped in one.
     """
     if not waiting.done():
         refusal = type(error)(*error.args) if isinstance(error, StoreError) else StoreError(repr(error))
@@ -51,13 +50,13 @@ R = TypeVar("R")
 
 
 class JobFailure(NamedTuple):
-    """The exception that a job raised."""
+    """The exception that `work(job)` raised in a writer thread."""
 
     error: BaseException
 
 
 class WriterThread(Generic[J, R]):
-    """Runs `work(job)` in a thread, then `tell(result)` on the event loop."""
+    """A thread that runs `work(job)` for each job, and reports each result to `tell` on the event loop."""
 
     def __init__(self, name: str, work: Callable[[J], R], tell: Callable[[R | JobFailure], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -122,8 +121,8 @@ class SubmittedChanges(msgspec.Struct, Generic[Change], eq=False):
 
 
 class GroupCommitter(Generic[Change, P]):
-    """Groups the changes submitted on one event loop into writes. `Change` is the type of one
-    submission's.
+    """Combines the changes that are submitted on one event loop into batches, and writes them in order.
+    `Change` is the type of one submission's.
     """
 
     def __init__(
@@ -236,7 +235,7 @@ class GroupCommitter(Generic[Change, P]):
             self._write(job)
 
     def _take_batch(self) -> int:
-        """Move the submissions of the next write from `_pending` to `_writing`, and return their size."""
+        """Select the pending submissions for the next write, and return their size in bytes."""
         pending = self._pending
         if self._pending_size <= MAX_BATCH:
             size, count = self._pending_size, len(pending)

@@ -93,7 +93,7 @@ class SeenFile:
             ) from error
 
     def note(self, seen: port.PartitionState) -> None:
-        """Write a new state to the file. A new mark is synced."""
+        """Record a new state of the partition in the file. A new mark is synced."""
         is_new = seen.mark != self.seen.mark
         self.seen = seen
         try:
@@ -185,7 +185,9 @@ class Partition:
         return await self._asked(lambda: self.keeper.last_key(start, end))
 
     async def _asked(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Call `ask`, and retry for a limited time while the connection is lost."""
+        """Send a request to the store by calling `ask`, and repeat it for a limited time after a lost
+        connection.
+        """
         pauses = self._pauses(self.clock.monotonic() + self.patience)
         while True:
             try:
@@ -196,7 +198,7 @@ class Partition:
             await asyncio.sleep(pause)
 
     def _pauses(self, until: float) -> Iterator[float]:
-        """Yield growing pauses that end before `until`."""
+        """Yield increasing retry delays in seconds, as long as they end before `until`."""
         pause = FIRST_PAUSE
         while self.clock.monotonic() + pause <= until and not self._is_closing:
             yield pause
@@ -207,9 +209,9 @@ class Partition:
     def write(
         self, write: port.Write, *, lazy: bool = False, applied: Callable[[], None] | None = None
     ) -> asyncio.Future[None]:
-        """Apply a write durably and atomically. The future need not be awaited. It raises StoreFullError
-        (nothing was written), FencedError, and StoreError, after which the owner must read the stored state
-        once `on_back` was called.
+        """Write changes to the partition durably and atomically. The future need not be awaited. It raises
+        StoreFullError (nothing was written), FencedError, and StoreError, after which the owner must read the
+        stored state once `on_back` was called.
 
         With `lazy` the write may wait for others. `applied` is called on the event loop when the write is
         durable, in the order of writes, even if the caller no longer waits.
@@ -282,8 +284,8 @@ class Partition:
                     return
 
     async def _ask(self, error: StoreError) -> bool:
-        """Return whether the unconfirmed batch is durable. Raises StoreError if that cannot be determined
-        now.
+        """Return whether the batch whose write failed is stored nevertheless. Raises StoreError if that
+        cannot be determined now.
         """
         _log.warning("a batch was not confirmed (%s); checking whether it was stored", error)
         pauses = self._pauses(self.clock.monotonic() + self.patience)
@@ -331,8 +333,8 @@ class Partition:
         return state
 
     async def _enter_again(self) -> bool:
-        """Become the writer in a new epoch, and return whether the unconfirmed batch is durable. Afterwards
-        no batch is unconfirmed.
+        """Become the partition's writer in a new epoch, and return whether the unconfirmed batch is durable.
+        Afterwards no batch is unconfirmed.
         """
         async with self._turn:
             state = await self._enter()
@@ -355,11 +357,15 @@ class Partition:
     # --- the lease
 
     def is_held(self) -> bool:
-        """Return whether no other writer can have taken over the partition."""
+        """Return whether the lease is still valid, so that no other writer can have taken over the
+        partition.
+        """
         return self.clock.boottime() < self._valid_until
 
     def check(self) -> None:
-        """Raise ClaimLostError if another writer may have taken over the partition."""
+        """Raise ClaimLostError if the lease has expired, because another writer may have taken over the
+        partition.
+        """
         if not self.is_held():
             raise contract.ClaimLostError("the lease of this relay was not renewed in time")
 

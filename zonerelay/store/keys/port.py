@@ -1,4 +1,4 @@
-"""Defines the interface of an engine of ordered keys.
+"""Defines the interface that every storage engine implements: ordered maps of keys to values.
 
 A **partition** is an ordered map of bytes to bytes that survives power cuts and has one writer. A shared
 engine has one partition for each node. Keys are compared byte by byte.
@@ -73,7 +73,7 @@ class WrongStoreError(StoreOpenError):
 
 
 class OlderStateError(StoreOpenError):
-    """The store contains an older state than this machine has seen. Nothing was written."""
+    """The store contains an older state of the queue than this machine has seen. Nothing was written."""
 
 
 class NodeTakenError(StoreOpenError):
@@ -92,13 +92,15 @@ def first_release(where: str, other: str) -> StoreOpenError:
 
 
 class Write(msgspec.Struct, frozen=True, gc=False):
-    """Changes that are applied atomically. A value of None removes a key."""
+    """Changes of keys that are applied together or not at all. A value of None removes a key."""
 
     changes: Mapping[bytes, bytes | None] = msgspec.field(default_factory=dict)
     makes_room: bool = False
 
     def check(self) -> int:
-        """Return the size of all keys and values. Raises ValueError if they exceed the limits of engines."""
+        """Check the sizes of all keys and values, and return their sum. Raises ValueError if they exceed the
+        limits of engines.
+        """
         size = 0
         for key, value in self.changes.items():
             length = len(key)
@@ -113,7 +115,7 @@ class Write(msgspec.Struct, frozen=True, gc=False):
 
 
 def merged(writes: Iterable[Write]) -> Write:
-    """Return one write with the same effect as these writes in order."""
+    """Combine several writes into one that has the same effect."""
     changes: dict[bytes, bytes | None] = {}
     makes_room = True
     for write in writes:
@@ -166,8 +168,8 @@ class PeerPartition(msgspec.Struct, frozen=True):
 
 
 class KeyPage(NamedTuple):
-    """A page of rows in the order of their keys. `cursor` is the start of the next page, or None after the
-    last page.
+    """A page of keys with their values, in key order. `cursor` is the start of the next page, or None after
+    the last page.
     """
 
     rows: list[Row]
@@ -181,29 +183,29 @@ class KeyReader(Protocol):
         """Return the values of the keys, with None for missing keys."""
 
     async def page(self, start: bytes, end: bytes, *, rows: int = PAGE_ROWS, values: bool = True) -> KeyPage:
-        """Return the first rows of the range: at most `rows`, with about PAGE_OCTETS of keys and values, but
-        at least one row. Without `values` the values are empty.
+        """Return the first rows of a key range: at least one, at most `rows`, and about PAGE_OCTETS bytes.
+        Without `values` the values are empty.
         """
 
     async def last_key(self, start: bytes, end: bytes) -> bytes | None:
-        """Return the highest key of the range."""
+        """Return the highest existing key in the range, or None."""
 
 
 class Keeper(KeyReader, Protocol):
-    """Interface: one partition of an engine. Calls of `enter`, `apply`, `leave` and `close` must not
-    overlap.
+    """Interface: the access to one partition, which an engine implements. Calls of `enter`, `apply`, `leave`
+    and `close` must not overlap.
     """
 
     async def look(self) -> PartitionState | None:
-        """Return the stored state without changing it, or None if the store has no mark. A partition that
-        does not exist has epoch 0.
+        """Return the stored state of the partition without changing it, or None if the store has no mark. A
+        partition that does not exist has epoch 0.
         """
 
     async def enter(self, writer: str, *, mark: str) -> PartitionState:
-        """Become the writer in a new epoch. Create the partition, and give a store without a mark `mark`.
-        Return the state with the new epoch. Its `last` is the position of the last durable batch of any
-        writer, and no batch of an earlier epoch can become durable from then on. Raises NodeTakenError while
-        another `writer` has the lease, and StoreOpenError if the store is unusable.
+        """Become the partition's writer, in a new epoch. Create the partition, and give a store without a
+        mark `mark`. Return the state with the new epoch. Its `last` is the position of the last durable batch
+        of any writer, and no batch of an earlier epoch can become durable from then on. Raises NodeTakenError
+        while another `writer` has the lease, and StoreOpenError if the store is unusable.
         """
 
     async def apply(self, batch: WriteBatch) -> None:
@@ -212,10 +214,14 @@ class Keeper(KeyReader, Protocol):
         """
 
     async def renew(self) -> None:
-        """Extend the lease. Raises FencedError if another writer has the partition."""
+        """Extend this writer's lease on the partition. Raises FencedError if another writer has the
+        partition.
+        """
 
     async def leave(self) -> None:
-        """Release the lease, so that another node can take over immediately. Raises FencedError."""
+        """Release the lease on the partition, so that another node can take over immediately. Raises
+        FencedError.
+        """
 
     async def room(self) -> int | None:
         """Return the number of bytes that may still be written, or None if the engine does not know it."""
@@ -229,9 +235,9 @@ class StagingKeeper(Keeper, Protocol):
     """Interface: a partition that can store large values before the batch that refers to them."""
 
     async def stage(self, rows: Mapping[bytes, bytes]) -> None:
-        """Store rows of new keys before the batch that refers to them. They exist, durably, from the next
-        applied batch on. A batch that removes one of them withdraws it. Several calls may run at the same
-        time as `apply`.
+        """Store new keys with large values ahead of the batch that refers to them. They exist, durably, from
+        the next applied batch on. A batch that removes one of them withdraws it. Several calls may run at the
+        same time as `apply`.
         """
 
 
@@ -244,7 +250,9 @@ class Engine(Protocol):
     def lease(self) -> float: ...
 
     def keeper(self, node: int) -> Keeper:
-        """Return the partition of a node, which is neither opened nor entered yet."""
+        """Return the object that accesses the partition of a node, without opening or changing the
+        partition.
+        """
 
     async def peers(self) -> list[PeerPartition]:
         """Return every partition of the store. Call it repeatedly: an engine without its own clock detects
@@ -271,7 +279,7 @@ class SharedEngine(Engine, Protocol):
 async def pages(
     reader: KeyReader, start: bytes, end: bytes, *, rows: int = PAGE_ROWS, values: bool = True
 ) -> AsyncIterator[list[Row]]:
-    """Yield the rows of a range page by page."""
+    """Yield the rows (keys with values) of a key range, page by page."""
     cursor: bytes | None = start
     while cursor is not None:
         found, cursor = await reader.page(cursor, end, rows=rows, values=values)
@@ -303,8 +311,8 @@ def after(key: bytes) -> bytes:
 
 
 def page_of(found: Iterable[Row], rows: int, size: Callable[[bytes], int] = len) -> KeyPage:
-    """Create a page from the rows of a range. Pass one more than `rows` if there are that many. `size`
-    returns the size of a value.
+    """Collect rows of a key range into a page of limited size. Pass one more than `rows` if there are that
+    many. `size` returns the size of a value.
     """
     taken: list[Row] = []
     left = PAGE_OCTETS

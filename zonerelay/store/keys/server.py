@@ -1,5 +1,4 @@
-"""Implements what the engines on a server share: connections, and checks whether another machine has taken
-over a partition.
+"""Implements partitions on a database server: its connections, and the detection of other writers.
 
 On failure: a lost connection is replaced at the next call. Each new one is compared with the last position
 that this process has seen, so that a former primary is not read.
@@ -15,7 +14,7 @@ from zonerelay.store.keys import port
 
 
 class Connection(Protocol):
-    """Interface: a connection to a server."""
+    """Interface: a connection to a database server."""
 
     @property
     def is_over(self) -> bool: ...
@@ -27,8 +26,8 @@ C = TypeVar("C", bound=Connection)
 
 
 class KeptConnection(Generic[C]):
-    """A connection that is opened on first use and replaced after it was lost. It may have any number of
-    callers. `opened` opens and checks one.
+    """A connection to a database server that is opened on first use, and again after it was lost. It may have
+    any number of callers. `opened` opens and checks one.
     """
 
     def __init__(self, opened: Callable[[], Awaitable[C]]) -> None:
@@ -63,9 +62,7 @@ class KeptConnection(Generic[C]):
 
 
 class ServerKeys(ABC, Generic[C]):
-    """Implements a partition on a server with two connections: one for writes, the other for reads and the
-    lease.
-    """
+    """A partition on a database server, with two connections: for writes, and for reads and the lease."""
 
     def __init__(self, node: int, writer: KeptConnection[C], reader: KeptConnection[C]) -> None:
         self._node = node
@@ -106,7 +103,7 @@ class ServerKeys(ABC, Generic[C]):
 
     @abstractmethod
     async def _set_lease(self, connection: C, *, renews: bool) -> None:
-        """Extend or release the lease. Raises FencedError."""
+        """Extend or release the lease on the partition. Raises FencedError."""
 
     async def _use(self, kept: KeptConnection[C]) -> C:
         """Return a connection after checking that its server does not have an older state of the queue."""
