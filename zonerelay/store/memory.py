@@ -66,7 +66,7 @@ class MemoryEngine:
         return MemoryKeys(self, node)
 
     def partition(self, node: int) -> _PartitionData:
-        """Return the partition, and create it if necessary."""
+        """Return the data of a node's partition, which is created if necessary."""
         return self.partitions.setdefault(node, _PartitionData())
 
     async def reserve(self, key: bytes, value: bytes, until: float) -> bytes | None:
@@ -93,7 +93,7 @@ class MemoryEngine:
 
 
 class MemoryKeys:
-    """A partition in memory."""
+    """A partition whose keys are stored in memory."""
 
     def __init__(self, engine: MemoryEngine, node: int) -> None:
         self._engine = engine

@@ -143,7 +143,7 @@ class NodeStore:
         raise contract.StoreOpenError(f"all {MAX_WORKERS} partitions of the queue are in use") from refusal
 
     def _known_nodes(self) -> list[int]:
-        """Return the numbers of earlier nodes of this machine, most recently used first."""
+        """Return the node numbers that this machine has used before, most recently used first."""
         found = self.directory.glob("*.seen") if self.directory.is_dir() else ()
         files = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
         return [int(path.stem) for path in files if path.stem.isdigit()]
@@ -195,7 +195,9 @@ class NodeStore:
     # --- the other nodes
 
     async def _watch(self) -> None:
-        """Check the other nodes, adopt their partitions and carry out their requests, repeatedly."""
+        """Check the other nodes repeatedly, adopt partitions of nodes that are gone, and carry out requests
+        of others.
+        """
         while True:
             try:
                 await self._look_at_peers()
@@ -248,7 +250,7 @@ class NodeStore:
             self._taken = [each for each in self._taken if each is not taken]
 
     def reads_of(self, node: int) -> QueueReads:
-        """Return the read operations of a node's partition."""
+        """Return an object that reads the queue in a node's partition."""
         for held in self.held():
             if held.node == node:
                 return QueueReads(held.partition)
@@ -260,7 +262,7 @@ class NodeStore:
 
     @property
     def others(self) -> dict[int, QueueReads]:
-        """The read operations of each partition that this node does not hold, by node number."""
+        """Readers of the partitions that this node does not hold, by node number."""
         held = [each.node for each in self.held()]
         return {node: QueueReads(keeper) for node, keeper in self._keepers.items() if node not in held}
 
@@ -273,7 +275,7 @@ class NodeStore:
         return any(peer.node == node and peer.is_over for peer in await self.engine.peers())
 
     async def _replace_lost(self) -> None:
-        """Replace this node's partition, and drop adopted ones, after other writers have taken them over."""
+        """Replace this node's partition, or drop an adopted one, whenever another writer has taken it."""
         while True:
             await self._is_fenced.wait()
             self._is_fenced.clear()
@@ -505,7 +507,7 @@ class NodeStore:
             raise
 
     def _elsewhere(self) -> PartitionsView:
-        """Return a view of the other nodes' partitions."""
+        """Return a view of the partitions that this node does not hold."""
         return PartitionsView(list(self.others.values()))
 
     async def read_messages(self, ids: Sequence[MessageId]) -> dict[MessageId, Message]:
@@ -535,7 +537,9 @@ class NodeStore:
             yield delivery
 
     async def _page(self, start: bytes, end: bytes, wanted: Wanted) -> DeliveryPage:
-        """Return the deliveries of all partitions, up to the key at which the shortest page ends."""
+        """Merge one page of deliveries from each partition, up to the lowest key at which one of these pages
+        ends.
+        """
         nodes = dict.fromkeys([*(held.node for held in self.held()), *self.others])
         pages = await gathered(self._page_of(node, start, end, wanted) for node in nodes)
         low = min((page.low for page in pages if page.low is not None), default=None)
@@ -543,7 +547,7 @@ class NodeStore:
         return DeliveryPage([found[key] for key in sorted(found) if low is None or key < low], low, [])
 
     async def _page_of(self, node: int, start: bytes, end: bytes, wanted: Wanted) -> DeliveryPage:
-        """Return a page of one partition, also if the partition is adopted, dropped or lost during
+        """Return a page of deliveries from one partition, even if this node adopts, drops or loses it during
         the read.
         """
         while True:

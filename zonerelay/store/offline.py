@@ -91,9 +91,9 @@ async def opened_engine(
     forgive: Forgive | None = None,
     writes: bool = False,
 ) -> AsyncIterator[Engine]:
-    """Open the engine that the settings name. A temporary index is made in `place`. With `writes`, a disk
-    queue, whose directories are locked, is opened with its own index. `forgive` is that of `ObjectEngine`.
-    Raises StoreError.
+    """Open the storage engine that the settings select. A temporary index is made in `place`. With `writes`,
+    a disk queue, whose directories are locked, is opened with its own index. `forgive` is that of
+    `ObjectEngine`. Raises StoreError.
     """
     spool = settings.spool
     engine: Engine
@@ -338,9 +338,9 @@ async def repair_engine(
 
 
 async def living_nodes(engine: Engine, patience: float = 0.0, *, besides: str = "") -> list[int]:
-    """Return the nodes whose writers have a valid lease. A node that was killed counts until its lease ends.
-    `patience` is the time, in seconds, that an engine without a clock needs to see that a lease is not
-    renewed. A writer with the name `besides` does not count.
+    """Return the numbers of the nodes whose writers have a valid lease. A node that was killed counts until
+    its lease ends. `patience` is the time, in seconds, that an engine without a clock needs to see that a
+    lease is not renewed. A writer with the name `besides` does not count.
     """
     alive: list[int] = []
     for _ in range(_LOOKS):
@@ -354,7 +354,7 @@ async def living_nodes(engine: Engine, patience: float = 0.0, *, besides: str = 
 
 @contextlib.asynccontextmanager
 async def view_engine(engine: Engine) -> AsyncIterator[PartitionsView]:
-    """Open a view of the queue without joining it. Raises StoreError."""
+    """Open a view of a shared queue without becoming one of its nodes. Raises StoreError."""
     keepers = [engine.keeper(node) for node in await nodes_of(engine)]
     try:
         yield PartitionsView([QueueReads(each) for each in keepers if await each.look() is not None])

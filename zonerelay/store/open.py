@@ -66,7 +66,7 @@ async def open_store(settings: Settings, around: StoreContext, worker: int = 0) 
 
 
 async def _open_shared(settings: Settings, around: StoreContext) -> Store:
-    """Open the queue of one node on a server. Raises StoreOpenError."""
+    """Open a shared queue on a database server as one of its nodes. Raises StoreOpenError."""
     spool = settings.spool
     engine = shared_engine(settings, around.environment, spool.path, around.clock)
     from zonerelay.store.nodes import NodeStore
@@ -106,7 +106,7 @@ async def _open_s3(settings: Settings, around: StoreContext) -> Store:
 
 
 async def _open_alone(engine: Engine, around: StoreContext, seen: Path) -> Store:
-    """Open the queue of a service that only one relay at a time can use. Raises StoreError."""
+    """Open a queue in an engine that only one relay at a time can use. Raises StoreError."""
     from zonerelay.store.keys.partition import SeenFile, open_partition
     from zonerelay.store.keys.port import NodeTakenError
     from zonerelay.store.queue.partition_keeper import open_queue
@@ -129,7 +129,7 @@ async def acknowledge_loss(store: Store, loss: str) -> bool:
 
 
 def open_limits(settings: Settings, owner: str, environment: Mapping[str, str]) -> LimitAuthority | None:
-    """Return the authority for the limits that apply to all relays on a shared store together. Raises
+    """Return the object that grants connections and rates for all relays on a shared store together. Raises
     StoreOpenError.
 
     Returns `None` for private stores, and for S3, which cannot store limits.
@@ -141,7 +141,7 @@ def open_limits(settings: Settings, owner: str, environment: Mapping[str, str]) 
 def open_record_store(
     settings: Settings, environment: Mapping[str, str]
 ) -> shared_limits.SharedRecordStore | None:
-    """Return the store of the connection counts and rates of all relays on a shared store, or `None` if there
+    """Return the store in which all relays on a shared queue count connections and rates, or `None` if there
     is none. Raises StoreOpenError.
     """
     if settings.spool.backend is Backend.REDIS:
@@ -206,7 +206,7 @@ def s3_engine(settings: Settings, environment: Mapping[str, str], indexes: Path,
 
 
 def postgres_access(settings: PostgresSettings, environment: Mapping[str, str]) -> DatabaseAccess:
-    """Return the access to the PostgreSQL server."""
+    """Return the address, login and lease time for the PostgreSQL server."""
     from zonerelay.store.postgres.driver import DatabaseAccess, load_driver
 
     load_driver()
@@ -221,7 +221,7 @@ def postgres_access(settings: PostgresSettings, environment: Mapping[str, str]) 
 
 
 def redis_server(settings: RedisSettings, environment: Mapping[str, str]) -> RedisEndpoint:
-    """Return the access to the Redis server."""
+    """Return the configured Redis server, with a function that reads its password."""
     with driver("redis", "redis"):
         from zonerelay.store.redis.connection import RedisEndpoint
 

@@ -50,8 +50,8 @@ _MAX_TIME = 9_999_999_999.0
 
 @functools.lru_cache(maxsize=4096)
 def field(text: str) -> bytes:
-    """Encode one field of a key. The cache pays off because a recipient is encoded at acceptance, at the end,
-    and often in later messages.
+    """Encode a string as one field of a key. The cache pays off because a recipient is encoded at acceptance,
+    at the end, and often in later messages.
     """
     if _UNSAFE.search(text) is None:
         return text.encode("ascii")
@@ -78,12 +78,12 @@ def message_prefix(message_id: MessageId) -> bytes:
 
 
 def chunk_key(message_id: MessageId, number: int) -> bytes:
-    """Return the key of a chunk. The first chunk of a body is number 1."""
+    """Return the key of one chunk of a body. The first chunk of a body is number 1."""
     return b"message %b %06d" % (message_id.encode("ascii"), number)
 
 
 def message_keys(message_id: MessageId, chunks: int = 0) -> list[bytes]:
-    """Return `exists_key`, `metadata_key` and the keys of the chunks."""
+    """Return all keys of a message: its `exists_key`, its `metadata_key` and the keys of its chunks."""
     prefix = b"message %b " % message_id.encode("ascii")
     keys = [prefix + b"#", prefix + b"*"]
     for number in range(1, chunks + 1):
@@ -100,8 +100,8 @@ def metadata_key(message_id: MessageId) -> bytes:
 
 
 def open_count_key(message_id: MessageId) -> bytes:
-    """Return the key of the number of open deliveries. The record is absent while each recipient of the
-    envelope has an open delivery.
+    """Return the key under which a message's number of open deliveries is stored. The record is absent while
+    each recipient of the envelope has an open delivery.
     """
     return b"meta open %b" % message_id.encode("ascii")
 
@@ -209,7 +209,7 @@ def due_field(when: float) -> bytes:
 
 
 def _shown(raw: bytes) -> str:
-    """Return a key for an error message, without the recipient at its end."""
+    """Format a key for an error message, without the recipient at its end."""
     text = raw[:200].decode("ascii", "backslashreplace")
     head, blank, _ = text.rpartition(" ")
     return f"{head} …" if blank else text
@@ -217,13 +217,13 @@ def _shown(raw: bytes) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def queue_in(raw: bytes) -> QueueName:
-    """Return the queue in a field of a key. Raises ValueError."""
+    """Parse the name of a queue in a field of a key. Raises ValueError."""
     return parse_queue(unfield(raw))
 
 
 @functools.lru_cache(maxsize=1024)
 def queue_after(word: bytes, raw: bytes) -> QueueName:
-    """Return the queue in the second field of a key, whose first field is `word`. Raises ValueError."""
+    """Parse a queue's name in the second field of a key, whose first field is `word`. Raises ValueError."""
     if word != WEBHOOK_PREFIX[:-1]:
         return queue_in(raw)
     # Bins share the range of webhooks, whose names contain no slash.

@@ -22,7 +22,7 @@ _REMOVED = ".removed"
 
 
 def count_of(settings: Settings) -> int:
-    """Return `workers`, with "auto" replaced by the number of CPUs."""
+    """Return the configured number of workers, where "auto" is the number of CPUs."""
     return settings.workers if settings.workers != AUTO else len(os.sched_getaffinity(0))
 
 
@@ -32,7 +32,7 @@ def is_shared(spool: SpoolSettings) -> bool:
 
 
 def spool_of(spool: SpoolSettings, worker: int) -> SpoolSettings:
-    """Return the spool of one worker. The first worker is number 0."""
+    """Return the spool settings of one worker. The first worker is number 0."""
     if worker == 0 or is_shared(spool):
         return spool
 
@@ -86,8 +86,8 @@ def spools_of(spool: SpoolSettings) -> list[int]:
 
 
 def _shelves_beyond(spool: SpoolSettings, workers: int) -> set[int]:
-    """Return the workers from number `workers` on that have a shelf, the file of a saved queue in memory. A
-    shelf is a file, or several with suffixes, as the platform's database module creates them.
+    """Return the workers from number `workers` on that have saved their queue in memory to a file, the shelf.
+    A shelf is a file, or several with suffixes, as the platform's database module creates them.
     """
     shelf = spool.shelve
     if shelf is None or spool.backend is not Backend.MEMORY or not shelf.parent.is_dir():

@@ -31,9 +31,9 @@ _ANSWER_TIMEOUT = 10.0
 def take(
     settings: Settings, *, patience: float = 0.0, waiting: Callable[[str], None] = lambda _: None
 ) -> int:
-    """Take the lock and return its descriptor, which workers inherit. Blocks. If it has to wait, `waiting` is
-    called once with the processes that hold the lock. Raise StartError after `patience` seconds, and as soon
-    as waiting is useless, because a relay that is not stopping answers.
+    """Acquire the supervisor's lock and return its file descriptor, which workers inherit. Blocks. If it has
+    to wait, `waiting` is called once with the processes that hold the lock. Raise StartError after `patience`
+    seconds, and as soon as waiting is useless, because a relay that is not stopping answers.
     """
     home = prepare_home(settings)
     path = home / LOCK_NAME
@@ -94,7 +94,7 @@ def _is_taken(descriptor: int) -> bool:
 
 
 def _holders(path: Path) -> str:
-    """Return the process ids that have the file open, as far as this user may see them."""
+    """Return the ids of the processes that have the file open, as far as this user may see them."""
     found = set[str]()
     for each in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):

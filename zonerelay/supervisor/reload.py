@@ -205,8 +205,8 @@ class RelayReload(RepeatedWork):
             return f"no response to the reload within {VERDICT_TIMEOUT:g} s"
 
     async def _roll(self, indexes: Iterable[int]) -> int | None:
-        """Replace workers one after the other. Return the index of the first one that did not become ready,
-        or None.
+        """Replace the processes of these workers, one after the other. Return the index of the first one that
+        did not become ready, or None.
         """
         workers = self.state.workers
         roll = rolling_restart(indexes, lambda: workers.policies, workers.now)
@@ -234,8 +234,8 @@ class RelayReload(RepeatedWork):
         await self._roll(stay)
 
     def _stays_as_it_is(self, old: Settings, new: Settings) -> bool:
-        """Return whether the number of workers must not be reduced. A queue in memory would be lost with the
-        process of a removed worker.
+        """Return whether a reload must not reduce the number of workers. A queue in memory would be lost with
+        the process of a removed worker.
         """
         volatile = new.spool.backend is Backend.MEMORY and new.spool.shelve is None
         return volatile and count_of(new) < count_of(old)

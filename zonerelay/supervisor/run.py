@@ -117,8 +117,8 @@ class Supervisor:
         return 0
 
     async def _run(self, stack: AsyncExitStack) -> None:
-        """Start all parts, and add the stop of each to the stack before. Return when all workers have
-        ended.
+        """Start all parts of the supervisor, each after its stop was added to `stack`. Return when all
+        workers have ended.
         """
         loop, settings, state = asyncio.get_running_loop(), self.settings, self._state
         events = self._events

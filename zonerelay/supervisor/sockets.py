@@ -41,7 +41,7 @@ class RelaySockets:
         self._open |= made
 
     def keep(self, addresses: Iterable[str]) -> None:
-        """Close the sockets of all other addresses. The workers have already closed theirs."""
+        """Close the sockets of all addresses except these. The workers have already closed theirs."""
         for address in self._open.keys() - set(addresses):
             _close(self._open.pop(address))
             path = self._paths.pop(address, None)
@@ -57,7 +57,7 @@ class RelaySockets:
         return tuple(each.fileno() for group in self._open.values() for each in group)
 
     def as_text(self, worker: int, workers: int) -> str:
-        """Return, as text for the environment of a worker, its own descriptors and those of the others
+        """Return the descriptors of a worker and those of the others as a string for its environment
         (`identity.SOCKETS`).
         """
         return json.dumps({address: _dealt(group, worker, workers) for address, group in self._open.items()})
@@ -86,8 +86,8 @@ def _close(group: Iterable[socket.socket]) -> None:
 
 
 def _dealt(group: Sequence[socket.socket], worker: int, workers: int) -> tuple[list[int], list[int]]:
-    """Return the descriptors of one worker, and those of the others. If there are fewer workers than sockets,
-    some have several; if there are more, some share one.
+    """Return which descriptors of one address belong to a worker, and which to the others. If there are fewer
+    workers than sockets, some have several; if there are more, some share one.
     """
     numbers = [each.fileno() for each in group]
     own = numbers[worker::workers] or [numbers[worker % len(numbers)]]

@@ -55,12 +55,12 @@ NO_QUEUE = queue_of("")
 
 
 class TransferError(Exception):
-    """A source or a target cannot be used; the text is for the operator."""
+    """A source of messages or a target cannot be used; the text is for the operator."""
 
 
 class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message of a source, with its open deliveries. `key` identifies the message in its source
-    permanently, so that a second import recognizes it.
+    """A message to be imported from a source, with its open deliveries. `key` identifies the message in its
+    source permanently, so that a second import recognizes it.
 
     `body` starts from the first byte at each call. A message of another system (`is_ours` false) has no size,
     headers and properties yet: they are determined from the body, which may have any line ends.
@@ -101,8 +101,8 @@ def facts_of(message: Message) -> BodyFacts:
 
 
 class MessageDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """The JSON description of an exported message; the names of queues are texts. `format` is read first, so
-    that a newer format is refused with a clear message. `zonerelay` is the release that wrote it.
+    """The JSON description of an exported message, in which queue names are strings. `format` is read first,
+    so that a newer format is refused with a clear message. `zonerelay` is the release that wrote it.
     """
 
     format: int

@@ -82,8 +82,8 @@ class ImportRegister:
 
 
 def merge_registers(path: Path, target: Path) -> bool:
-    """Add the lines of another import log that the log `target` does not have. Return whether there were any.
-    Raises TransferError if one of them is damaged.
+    """Copy the lines of the import log `path` that the import log `target` does not have. Return whether
+    there were any. Raises TransferError if one of them is damaged.
     """
     return path.exists() and ImportRegister(target.parent).add_digests(_digests_in(path))
 
@@ -198,7 +198,8 @@ class Loader:
         taken: set[MessageId],
         known: dict[MessageId, Message],
     ) -> MessageId | None:
-        """Return the id with which a message is stored, or `None` if the store has the message already.
+        """Return the id under which a message is to be stored, or `None` if the store has the message
+        already.
 
         Messages in our own format keep their id. The id of others is derived from the source and the time of
         acceptance, so that old mail is sent before new mail, and an import that was killed recognizes what it

@@ -142,7 +142,7 @@ class MigrationJournal:
         run("BEGIN")
 
     def choose(self, spools: Sequence[int]) -> None:
-        """Choose the target's spools for the whole migration, because copies are later searched for in
+        """Record which spools of the target receive the copies, because a later run searches for copies in
         them.
         """
         self.spools = tuple(spools)
@@ -188,7 +188,7 @@ class MigrationJournal:
         )
 
     def forget(self, spool: int, moves: Iterable[Move]) -> None:
-        """Forget the moves of messages that stay in the source and have no copy."""
+        """Remove the moves of messages that stay in the source and have no copy."""
         self._write("DELETE FROM message WHERE spool = ? AND id = ?", [(spool, each.id) for each in moves])
 
     def _write(self, statement: str, rows: Sequence[tuple[object, ...]], *, is_durable: bool = True) -> None:
@@ -384,7 +384,7 @@ class Migration:
         return structs.replace(move, digest=digest.hexdigest())
 
     async def _let_go(self, move: Move) -> None:
-        """Release a message in the source and delete its copy, because it is not moved."""
+        """Release a message in the source and delete its copy, because it will not be moved."""
         await self._discard_copy(move)
         left = await self.source.deliveries_of(move.id)
         await self.source.update([each.key for each in left if _sleeps(each)], self._waking())
@@ -533,13 +533,13 @@ def _sleeps(delivery: Delivery) -> bool:
 
 
 def _none(_: Delivery) -> None:
-    """Remove the delivery, as a change for the store."""
+    """Return None, which removes the delivery when the store applies this function as a change."""
 
 
 def _digest(
     message: Message, deliveries: Sequence[Delivery], copy: MessageId
 ) -> Any:  # Any: hashlib has no public type
-    """Return a hash of the message and its deliveries as the copy must have them; the body is added later."""
+    """Return a hash object of the message and its deliveries as the copy must have them, without the body."""
     known = structs.replace(message, envelope=structs.replace(message.envelope, id=copy))
     ordered = sorted(deliveries, key=lambda each: (each.queue, each.recipient))
     states = [(each.queue, structs.replace(each, message_id=copy)) for each in ordered]

@@ -206,19 +206,19 @@ class WebhookCourier:
         return taken
 
     def notify(self) -> None:
-        """Look for new events in the store."""
+        """Schedule a read of new events from the store."""
         self._has_news = True
         if self._has_room() or self.queued > self.settings.max_queued:
             self._wake.set()
 
     def put(self, event_id: str, body: bytes) -> None:
-        """Post an event that is not stored, so that a crash loses it."""
+        """Queue an event only in memory, so that a crash loses it."""
         item = EventPost(EventPosition(event_id, 0, 1), self.clock.now(), events=[(event_id, body)])
         self._add(item)
         self._wake.set()
 
     def forget(self, keys: Collection[DeliveryKey]) -> None:
-        """Forget events that another relay has taken over."""
+        """Drop queued events that another relay has taken over."""
         for item in [each for each in self._items if each.delivery and each.delivery.key in keys]:
             line = self._lines[item.about.source]
             if not (line.is_busy and line.items[0] is item):

@@ -174,7 +174,7 @@ class Webhooks:
             courier.notify()
 
     def forget(self, keys: Collection[DeliveryKey]) -> None:
-        """Forget events that another relay has taken over and posts."""
+        """Drop queued events that another relay has taken over and posts."""
         for courier in self._couriers.values():
             courier.forget(keys)
         self.store.release(keys)
@@ -256,8 +256,8 @@ class Webhooks:
             courier.put(f"msg_{self.ids.next()}_0", self._body(name, self.clock.now(), data))
 
     def _asking(self, names: set[str]) -> Iterator[list[WebhookCourier]]:
-        """Yield the enabled couriers that want one of these events, grouped by equal content. The couriers of
-        a group share one stored message.
+        """Yield groups of enabled couriers that want one of these events and get equal content. The couriers
+        of a group share one stored message.
         """
         for alike in self._alike:
             enabled = [courier for courier in alike if not courier.is_disabled]
@@ -389,7 +389,9 @@ def _labels(message: Message, redact: Redactor) -> dict[str, object]:
 
 
 def _shown_id(header_id: str, redact: Redactor) -> str:
-    """Return a Message-ID as in its header field, or its pseudonym, which the history may already contain."""
+    """Return a Message-ID in the form of its header field, or its pseudonym, which the history may already
+    contain.
+    """
     if not header_id or header_id.startswith("u-"):
         return header_id
     shown = redact.message_id(header_id)[:LONGEST]

@@ -142,8 +142,8 @@ async def build(
 def _build_history(
     settings: Settings, identity: Identity, redactor: Redactor, clock: Clock, metrics: Metrics
 ) -> tuple[History | None, str]:
-    """Return the history, if it is enabled, and the problem with the key of its pseudonyms or of the log's,
-    or "".
+    """Return the history, or None if it is disabled, and any problem with a pseudonym key of the history or
+    the log.
     """
     file, problem = file_of(settings.spool.path.parent, identity.index), redactor.problem
     if not settings.history.enabled:
@@ -170,7 +170,7 @@ def _on_loop_error(events: Events, loop: asyncio.AbstractEventLoop, context: dic
 
 
 async def _start(worker: Worker, endpoints: Endpoints, stack: AsyncExitStack) -> None:
-    """Start each part, after adding its stop to the stack."""
+    """Start the parts of the worker, each after its stop was added to `stack`."""
     settings, identity = worker.settings, worker.identity
     # One worker does what has to be done once for the whole relay.
     is_first = identity.index == 0 and not identity.drains_spool

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 def build_webhooks(
     settings: Settings, context: WorkerContext, store: Store, write: Write, ids: MessageIdSource
 ) -> Webhooks:
-    """Create the object that makes webhook events of accepted and delivered mail and sends them."""
+    """Create the object that makes and sends webhook events about accepted and delivered mail."""
     from zonerelay.webhook.webhooks import Webhooks  # noqa: PLC0415 - see above
 
     def records(since: float) -> Sequence[tuple[float, str, Mapping[str, Field]]]:
@@ -157,7 +157,8 @@ class OutboundSide:
     def _shared_limits(
         self, settings: Settings, context: WorkerContext, granted: Callable[[str], None]
     ) -> LimitKeeper | None:
-        """Return the keeper of the limits that this worker shares with others, or None if it shares none.
+        """Return the object that obtains the limits shared with other workers, or None if no limits are
+        shared.
 
         If the store is Redis or PostgreSQL, the store is the authority, because relays on other machines may
         share it. Otherwise a worker that a supervisor started queries the supervisor over a socket. Raise

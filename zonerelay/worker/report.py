@@ -83,7 +83,9 @@ class DailyReport:
         await asyncio.shield(self._storing.start(self._store(self._message(settings, text, due), note, due)))
 
     async def _store(self, report: OwnMessage, note: Path, due: float) -> None:
-        """Store the report, and then record it. A stop waits for that, and a reload goes on meanwhile."""
+        """Store the report as a message, and then record the time for which it was due. A stop waits for
+        that, and a reload goes on meanwhile.
+        """
         stored = asyncio.Event()
         self._worker.settler.write([report], stored.set)
         await stored.wait()

@@ -84,7 +84,7 @@ class ReadinessCheck:
         return f"the spool did not complete a synced write within {self._timeout:.0f} seconds"
 
     async def close(self) -> None:
-        """Cancel a test of the spool that hangs. Call this before the store is closed."""
+        """Cancel a test write to the spool that hangs. Call this before the store is closed."""
         await cancel_all(self._trial)
 
     async def _try(self) -> str:

@@ -93,7 +93,7 @@ def build_srs(settings: Settings, environment: Mapping[str, str]) -> Srs | None:
 
 
 def _with_objects_of(old: Settings, new: Settings) -> Settings:
-    """Return the new settings, in which tables that are equal to old ones are replaced by the old objects."""
+    """Return the new settings, with the old object in place of each table that has not changed."""
     found: dict[str, object] = {}
     for name in REPEATED:
         before, after = getattr(old, name), getattr(new, name)

@@ -81,8 +81,8 @@ async def until_empty(store: Store, tell: Callable[[str], None]) -> None:
 
 
 def _trouble(store: Store) -> str:
-    """Describe damage and losses that were not dismissed. A full disk does not prevent a worker from
-    ending.
+    """Describe the damage and the losses of the spool that were not dismissed. A full disk does not prevent a
+    worker from ending.
     """
     return "; ".join(text for text in store.problems() if text != store.unhealthy())
 
@@ -241,7 +241,7 @@ class Worker:
         return 0 if to is None else to.stored(deliveries, is_next)
 
     def on_news(self, name: QueueName) -> None:
-        """Claim mail that other workers have left in a queue, some of it new and some deferred."""
+        """Claim mail, or events for webhooks, that other workers have left in a queue."""
         if name.is_mail:
             self.scheduler.wake(name)
         elif self.webhooks is not None:
@@ -406,7 +406,7 @@ def retry_of(settings: Settings, outbox: OutboxSettings, context: WorkerContext)
 
 
 def _usage_records(settings: Settings, context: WorkerContext) -> RecordStore:
-    """Return the store of the counts that users' quotas need. Raise StoreOpenError."""
+    """Return the store in which the usage of users with quotas is counted. Raise StoreOpenError."""
     shared = open_record_store(settings, context.environment)
     if shared is not None:
         return shared

@@ -105,8 +105,8 @@ def damaged_tables(path: Path) -> list[int]:
 
 
 def peek(path: Path, key: bytes, *, write_buffer: int) -> tuple[bytes | None, bool]:
-    """Open a database, and close it again. Return the value of a key, and whether the database is empty.
-    Raises LevelDbError.
+    """Open a database only to return the value of a key, and whether the database is empty. Raises
+    LevelDbError.
     """
     db = connect(path, write_buffer=write_buffer)
     try:
@@ -143,7 +143,7 @@ class Database:
     # --- writing
 
     def batch(self, batches: Batches) -> AtomicBatch:
-        """Create one batch of all operations for `commit`. Nothing is written yet."""
+        """Create one atomic batch of all these operations, for `commit`. Nothing is written yet."""
         try:
             batch = self._handle().write_batch(sync=True)
             put, delete = batch.put, batch.delete
@@ -186,7 +186,7 @@ class Database:
     # --- reading
 
     def snapshot(self) -> View:
-        """Return a view that later writes do not change. The caller must close it."""
+        """Return a snapshot of the database, which later writes do not change. The caller must close it."""
         with self._translated():
             return self._handle().snapshot()
 
@@ -224,7 +224,8 @@ class Database:
         return {f"{int(line.partition(b':')[0]):06d}.ldb" for line in lines if line.startswith(b" ")}
 
     def moved_at_once(self) -> int:
-        """Return the bytes that a compaction may write before it removes any table. Raises StoreError.
+        """Return the number of bytes that a compaction may write before it removes any table. Raises
+        StoreError.
 
         Every table of level 0 has keys from the whole spool, so a compaction reads all of them and all of
         level 1. Half of that is added for data that arrives during the compaction. Below, a compaction
@@ -264,8 +265,8 @@ class Database:
                 move(cursor.next)
 
     def first_keys(self, start: bytes, stop: bytes) -> Iterator[bytes]:
-        """Yield the first key of each prefix that ends in a space. Raise StoreCorruptError if keys may be
-        missing, because callers rely on their absence.
+        """Yield the first key of each group of keys that are equal up to their last space. Raise
+        StoreCorruptError if keys may be missing, because callers rely on their absence.
         """
         with self._walk(strict=True) as walk:
             cursor, move = walk.cursor, walk.move
@@ -275,7 +276,7 @@ class Database:
                 move(cursor.seek, key.rpartition(b" ")[0] + b"!")
 
     def last_key(self, start: bytes, stop: bytes) -> bytes | None:
-        """Return the highest readable key in the range."""
+        """Return the highest readable key from `start` to before `stop`, or None."""
         with self._walk() as walk:
             cursor, move = walk.cursor, walk.move
             move(cursor.seek, stop)
@@ -298,8 +299,8 @@ class Database:
                     self._failure(walk.damage)
 
     def _is_current(self, row: Row, view: View | None) -> bool:
-        """Return whether a row is the newest version of its key. After damage a scan may return rows that
-        were removed or replaced in the damaged part.
+        """Return whether a row that a scan returned is the current version of its key. After damage a scan
+        may return rows that were removed or replaced in the damaged part.
         """
         try:
             return self.get(row[0], view) == row[1]
@@ -399,12 +400,12 @@ def is_full(error: Exception) -> bool:
 
 
 def lacks_resources(error: Exception) -> bool:
-    """Return whether descriptors or memory are used up, which says nothing about the files."""
+    """Return whether an error means that file descriptors or memory are used up; the files may be whole."""
     return has_words(error, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def is_locked(error: Exception) -> bool:
-    """Return whether another process, or this one, has the database open."""
+    """Return whether an error means that this or another process has the database open."""
     return has_words(error, errno.EAGAIN) or words(error).endswith("already held by process")
 
 

@@ -106,7 +106,7 @@ def whole(first: MessageId, last: MessageId) -> tuple[bytes, bytes]:
 
 
 def slices(first: MessageId, last: MessageId, count: int) -> list[tuple[bytes, bytes]]:
-    """Split the keys of messages from the first to the last into ranges, followed by the ranges of all small
+    """Return the key ranges to compact: those of the messages from `first` to `last`, then those of small
     records.
     """
     low, high = int(first, 16), int(last, 16)
@@ -148,9 +148,9 @@ _PAUSED = (
 
 
 class WriteJob(NamedTuple):
-    """A write for the writer thread. Records are added to the batch on the event loop, because plyvel
-    releases the interpreter at every record, and another thread would wait long to get it back. For bodies
-    that wait is worthwhile.
+    """A write that the writer thread carries out. Records are added to the batch on the event loop, because
+    plyvel releases the interpreter at every record, and another thread would wait long to get it back. For
+    bodies that wait is worthwhile.
     """
 
     batch: AtomicBatch | None
@@ -215,7 +215,7 @@ class SpoolKeeper(QueueKeeper):
             self._start(functools.partial(self._sweep, last), "remove aborted uploads until the next start")
 
     async def read(self, ask: Callable[[QueueReads], Coroutine[None, None, T]]) -> T:
-        """Call `ask` with the spool's reads in the reader thread."""
+        """Call `ask` with the spool's read operations in the reader thread, and return its result."""
         return await self.reader.run(lambda: run_through(ask(self._reads)))
 
     def note_removed(self, message_id: MessageId) -> None:
@@ -280,8 +280,8 @@ class SpoolKeeper(QueueKeeper):
         return self._reserve_file.count_in(opened.free_space(), wanted=wanted) - (wanted - least)
 
     async def _compact(self) -> None:
-        """Compact removed data while the disk lacks space. LevelDB itself would not, because without new mail
-        it writes little.
+        """Compact the ranges of removed data while the disk lacks space. LevelDB itself would not, because
+        without new mail it writes little.
         """
         removed = self._compactor.removed
         if self.health.refusal is not None or self._clock.monotonic() < self._compact_after:
@@ -414,8 +414,8 @@ async def open_leveldb(settings: SpoolSettings, around: StoreContext) -> Partiti
 
 
 def _open(db: LevelDb) -> tuple[MessageId | None, bool, SpoolReads]:
-    """Open the spool's database. Return the last message id, whether there is no delivery, and a view of this
-    moment.
+    """Open the spool's database for its keeper. Return the last message id, whether there is no delivery, and
+    a view of this moment.
     """
     db.open()
     try:

@@ -152,8 +152,8 @@ def _refuse_foreign(spool: Path, source: LevelDb) -> None:
 
 
 def _collect(spool: Path, old: Path, tell: check.Tell) -> tuple[list[str], list[str]]:
-    """Pass the readable tables and logs to LevelDB's repair. Return descriptions of data that neither
-    contains, and of other damage.
+    """Collect the readable tables and logs in the directory `old`, for LevelDB's repair. Return descriptions
+    of data that neither contains, and of other damage.
     """
     lost: list[str] = []
     noted: list[str] = []
@@ -188,7 +188,9 @@ def _collect(spool: Path, old: Path, tell: check.Tell) -> tuple[list[str], list[
 
 
 def _name_blocks(spool: Path, tables: list[int]) -> Iterator[str]:
-    """Describe damaged blocks, because LevelDB skips them without a report."""
+    """Yield a description of each damaged block of these tables, because LevelDB skips damaged blocks
+    silently.
+    """
     for number in tables:
         path = spool / f"{number:06d}.ldb"
         raw = _read(path, [])[0] if path.exists() else b""
@@ -306,7 +308,9 @@ def _copy(source: LevelDb, target: LevelDb, tell: check.Tell, octets: int) -> No
 
 
 def _keep(spool: Path, home: Path, work: Path) -> Path:
-    """Create hard links to all files of the old database. Raises OSError."""
+    """Keep all files of the old database as hard links in a new directory, and return its path. Raises
+    OSError.
+    """
     links = work / "kept"
     links.mkdir(mode=0o700)
     owner = spool.stat()
@@ -406,8 +410,8 @@ def _check_snapshot(
 
 
 def _find_blocks(spool: Path, tables: list[Path], findings: check.Findings, tell: check.Tell) -> bool:
-    """Find the damaged blocks, because LevelDB reports damage without its location. Return false if no
-    readable table has damage.
+    """Report the damaged blocks of the tables, because LevelDB reports damage without its location. Return
+    false if no readable table has damage.
     """
     before = findings.counts[check.DamageKind.UNREADABLE]
     for path in filter(Path.exists, tables):  # the check's own LevelDB may have replaced some that are whole
@@ -480,8 +484,9 @@ def _copy_state(spool: Path, into: Path) -> None:
 
 
 def _named_tables(into: Path, names: set[str]) -> list[str]:
-    """Return those tables in `names` that the manifest names. A table that is still being written must not be
-    linked, because LevelDB would reuse its number for a table of the snapshot and overwrite the spool's file.
+    """Return those file names in `names` that belong to tables in the manifest. A table that is still being
+    written must not be linked, because LevelDB would reuse its number for a table of the snapshot and
+    overwrite the spool's file.
     """
     try:
         current = into / os.fsdecode((into / "CURRENT").read_bytes().strip())

@@ -48,7 +48,7 @@ class OutOfSpaceError(StoreOpenError, contract.StoreFullError):
 
 
 class LevelDb(engine.Database):
-    """An open spool directory."""
+    """A LevelDB database in a spool directory, with its lock and its loss reports."""
 
     def __init__(self, path: Path, *, write_buffer: int) -> None:
         super().__init__(path)
@@ -152,7 +152,7 @@ class LevelDb(engine.Database):
         return self._open_judged()
 
     def _open_judged(self) -> engine.Handle:
-        """Open the database after a check for files that LevelDB would change or silently drop."""
+        """Check the files, repair damaged logs before LevelDB drops parts of them, and open the database."""
         self.losses.refresh()
         found = files.judge(self.path)
         if found.mark is not None:
@@ -190,9 +190,9 @@ class LevelDb(engine.Database):
         return engine.connect(self.path, write_buffer=self._write_buffer, is_tight=self._is_tight)
 
     def _look_at(self, found: files.DirectoryState) -> None:
-        """Check a database without a mark, which was written by an older release or by another program.
-        Opening it would change it, so links to its files are opened. Raises StoreOpenError; other errors are
-        left to the opening itself.
+        """Check the format of a database without the file `synced`, written by an older release or by another
+        program. Opening it would change it, so links to its files are opened. Raises StoreOpenError; other
+        errors are left to the opening itself.
         """
         trial = self.path / _TRIAL
         shutil.rmtree(trial, ignore_errors=True)
@@ -253,7 +253,9 @@ class LevelDb(engine.Database):
                 self.compact(b"", b"\0")
 
     def note_synced(self) -> None:
-        """Record in the mark how far the log is durable. Call this while nothing is being written."""
+        """Record in the file `synced` how much of the newest log is durable. Call this while nothing is being
+        written.
+        """
         if self._suspect:
             return
         try:
@@ -273,16 +275,16 @@ class LevelDb(engine.Database):
         return usage.f_bavail * usage.f_frsize
 
     def foreign_files(self) -> list[str]:
-        """Return the names of files in the directory that do not belong to a database. Raises StoreError."""
+        """Return the names of the files in the spool directory that neither LevelDB nor the relay uses.
+        Raises StoreError.
+        """
         with self._translated():
             names = {each.name for each in self.path.iterdir()} - _OTHER_FILES
         return sorted(itertools.filterfalse(files.is_database_file, names))
 
 
 def judge_format(path: Path, found: bytes | None, *, is_empty: bool) -> None:
-    """Raise StoreOpenError unless a database with this format, or an empty one, is a spool of this
-    release.
-    """
+    """Raise StoreOpenError if a database is not a spool, or has the format of another release."""
     if found is None and not is_empty:
         raise StoreOpenError(
             f"{path} contains a LevelDB database that is not a zonerelay spool; choose another [spool] path"
@@ -344,8 +346,8 @@ class DatabaseRepair:
         self._mended.append((log, loss))
 
     def settle(self, is_there: Callable[[str], bool]) -> None:
-        """Report the losses after LevelDB has opened the database. `is_there` returns whether a message
-        exists.
+        """Report the losses in the repaired logs, after LevelDB has opened the database. `is_there` returns
+        whether a message exists.
         """
         for _, loss in self._mended:
             if loss is not None:
@@ -354,7 +356,9 @@ class DatabaseRepair:
         self._mended.clear()
 
     def undo(self) -> None:
-        """Restore the original files because LevelDB could not open the database. Raises OSError."""
+        """Restore the files as they were before the repair, because LevelDB could not open the database.
+        Raises OSError.
+        """
         if _current(self._directory / "CURRENT") == self._current:
             for name in files.own_names(self._directory) - self._names:
                 (self._directory / name).unlink()
@@ -370,8 +374,8 @@ class DatabaseRepair:
         self._mended.clear()
 
     def _restore_mark(self) -> None:
-        """Restore the mark, before a report of a loss is removed. Only the mark distinguishes a missing end
-        from an incomplete last write. Raises OSError.
+        """Restore the file `synced`, before the report of a loss is removed. Only the mark distinguishes a
+        missing end from an incomplete last write. Raises OSError.
         """
         if self._mark is not None:
             try:
@@ -483,8 +487,8 @@ class SpoolReads(QueueReads):
         return await self.keys.get(keys)  # LevelDb has reported the damage
 
     async def _noted_last_id(self) -> str:
-        """Return the stored last message id. If it is unreadable, derive one from the time of the last run,
-        so that no id is used twice.
+        """Return the last message id as stored in the spool's metadata. If it is unreadable, derive one from
+        the time of the last run, so that no id is used twice.
         """
         db = self._db
         try:
@@ -506,8 +510,8 @@ class SpoolReads(QueueReads):
         return instead
 
     async def _first_keys(self, start: bytes, end: bytes, most: int) -> list[bytes]:
-        """Return the first key of each message. Raise StoreCorruptError if a key that ends in `#` may be in
-        damaged data.
+        """Return the first key of each message in a range, at most `most` keys. Raise StoreCorruptError if a
+        key that ends in `#` may be in damaged data.
         """
         return list(itertools.islice(self._db.first_keys(start, end), most))
 

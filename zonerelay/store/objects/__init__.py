@@ -1,1 +1,1 @@
-"""Ordered keys in immutable objects, in a directory or an S3 bucket."""
+"""Stores ordered keys as immutable objects in a directory or an S3 bucket."""

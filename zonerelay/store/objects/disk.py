@@ -71,8 +71,8 @@ def disk_engine(
     reserve: int = 0,
     forgive: Callable[[str, str], None] | None = None,
 ) -> ObjectEngine:
-    """Return the engine of the queue, whose only partition is 0. With a separate `index` it only reads, and a
-    relay may be running.
+    """Return the engine of a disk queue, whose only partition is number 0. With a separate `index` it only
+    reads, and a relay may be running.
     """
     env, meta, scratch = disk_directories(spool)
     place = DirectoryPlace(meta, values=env, reserve=reserve, is_reader=index is not None)
@@ -210,7 +210,7 @@ class Directories:
 
 
 def foreign_in(env: Path, meta: Path, scratch: Path) -> list[str]:
-    """Return the files that do not belong to an empty queue."""
+    """Return the files that would not exist in the directories of a new, empty queue."""
     known = {LOCK, directories.FILE_NAME, "mark", "nodes", "beats"}
     with translated():
         return sorted(
@@ -304,7 +304,7 @@ class DirectoryPlace:
         self._unsynced = {*self._unsynced, *(self._path(name).parent for name, _ in values)}
 
     def _writes(self, values: Sequence[Object], *, makes_room: bool) -> list[Callable[[], None]]:
-        """Return functions that write and sync the values when they are called in several threads."""
+        """Return functions, one for each thread, that write and sync the values."""
 
         def write(some: Sequence[Object]) -> None:
             for name, pieces in some:

@@ -83,8 +83,8 @@ Object = tuple[str, Sequence[bytes]]
 
 
 class ObjectPlace(Protocol):
-    """Interface: stores immutable objects. Every method raises StoreError. After an error of `create` the
-    object may exist.
+    """Interface: a directory or bucket that stores immutable objects. Every method raises StoreError. After
+    an error of `create` the object may exist.
     """
 
     is_conditional: bool
@@ -218,9 +218,9 @@ class ObjectEngine:
         return Heartbeat() if data is None else unpacked(data, Heartbeat, f"beats/{node}")
 
     async def reserve(self, key: bytes, value: bytes, until: float) -> bytes | None:
-        """Reserve a key of the whole store with this value until `until` (Unix time), unless it has a value.
-        Return the existing value, or None. The reservation is durable. An expired object gets a successor,
-        which only one node can create.
+        """Reserve an idempotency key with this value until `until` (Unix time), unless it is reserved
+        already. Return the existing value, or None. The reservation is durable. An expired object gets a
+        successor, which only one node can create.
         """
         name = _once(key)
         while True:
@@ -333,7 +333,7 @@ class ObjectKeys:
             return await self._threads.read(function, *args)
 
     async def _whole(self, rows: Sequence[tuple[bytes, bytes | None]]) -> list[bytes | None]:
-        """Return the values of index rows, and read those that are stored in objects."""
+        """Return the values of index rows, after reading those that are stored in objects."""
         found: list[bytes | None] = []
         for first in range(0, len(rows), AHEAD):
             runs = _runs(rows[first : first + AHEAD])
@@ -513,7 +513,9 @@ class ObjectKeys:
             return LogEntry(self._state.batch_epoch, self._state.batch)
 
     async def _missing(self) -> range:
-        """Return the slots between the last applied entry and the next existing one."""
+        """Return the slot numbers of missing log entries, which are between the last applied and the next
+        existing one.
+        """
         behind: list[int] = []
         async for names in self._place.names(f"{self._base}log/"):
             numbers = (int(_NUMBER.split(name.rpartition("/")[2])[0]) for name in names)
@@ -532,7 +534,9 @@ class ObjectKeys:
         return data is not None and zlib.crc32(data) == self._state.checksum
 
     async def _last_snapshot(self, slot: int = 0) -> SnapshotEnd | None:
-        """Return the last listed snapshot, or that of `slot`, which is known to exist."""
+        """Return the end of the newest snapshot: the newest listed one, or that of `slot`, which is known to
+        exist.
+        """
         async for names in self._place.names(f"{self._base}snapshot/"):
             slots = [int(name.split("/")[-2]) for name in names if name.endswith("/end")]
             slot = max((slot, *slots))
@@ -643,7 +647,9 @@ class ObjectKeys:
     def _split(
         self, given: Mapping[bytes, bytes | None], number: str
     ) -> tuple[dict[bytes, bytes | None], list[Object]]:
-        """Return the index rows for the log, and the objects with the large values to which they refer."""
+        """Split changes into index rows for the log, and objects with the large values to which the rows
+        refer.
+        """
         rows: dict[bytes, bytes | None] = {}
         objects: list[tuple[str, list[bytes]]] = []
         is_apart, stem, size = self._engine.is_apart, b"", 0
@@ -783,8 +789,8 @@ class ObjectKeys:
             await self._place.remove(names)
 
     def _slot(self, *parts: int) -> str:
-        """Return the name of a log entry: its slot and, in a place without conditional writes, its epoch and
-        the previous one.
+        """Return the name of a log entry, which contains its slot and, without conditional writes, its epoch
+        and the previous one.
         """
         if self._place.is_conditional:
             return f"{self._base}log/{parts[0]:016d}"
@@ -836,13 +842,13 @@ def _stem(name: str) -> str:
 
 
 def packed(content: object) -> bytes:
-    """Return the content of an object, which is a checksum followed by the data."""
+    """Encode the content of an object as a checksum followed by the data."""
     data = msgspec.msgpack.encode(content)
     return zlib.crc32(data).to_bytes(4, "big") + data
 
 
 def unpacked(data: bytes, kind: type[T], name: str) -> T:
-    """Return the data of an object. Raises StoreCorruptError."""
+    """Verify the checksum of an object and decode its data. Raises StoreCorruptError."""
     if zlib.crc32(data[4:]) != int.from_bytes(data[:4], "big"):
         raise StoreCorruptError(f"the object {name} is damaged")
     try:

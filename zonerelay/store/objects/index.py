@@ -158,7 +158,7 @@ class ObjectIndex(Database):
         return dropped
 
     def load(self, rows: Sequence[Row]) -> None:
-        """Add some rows of a snapshot."""
+        """Add rows of a snapshot to the index."""
         with self._unsynced() as batch:
             for key, value in rows:
                 batch.put(key, value)
@@ -183,10 +183,10 @@ class ObjectIndex(Database):
         return page_of(self.rows(start, limit=PIECE_ROWS + 1, view=view), PIECE_ROWS)
 
     def beginnings(self) -> list[int]:
-        """Return the slots of all entries that begin an epoch."""
+        """Return the slot numbers of all log entries that begin an epoch."""
         end = _BEGINNING[:-1] + bytes([_BEGINNING[-1] + 1])
         return [int(key[len(_BEGINNING) :]) for key, _ in self.rows(_BEGINNING, end, limit=2**62)]
 
     def are_named(self, names: Sequence[str]) -> list[bool]:
-        """Return for each name whether any row refers to that object."""
+        """Return, for each object name, whether any index row refers to it."""
         return [self.get(_NAME + name.encode()) is not None for name in names]

@@ -96,8 +96,8 @@ class MissingError(StoreError):
 
 
 class S3Engine(ObjectEngine):
-    """The engine for a bucket, with one prefix. The indexes of this process are in a directory below
-    `indexes` that no other process uses. Raises StoreOpenError.
+    """The engine that stores partitions as objects with a common prefix in an S3 bucket. The indexes of this
+    process are in a directory below `indexes` that no other process uses. Raises StoreOpenError.
     """
 
     def __init__(
@@ -199,8 +199,8 @@ class _NoRetrySession(AIOHTTPSession):
 
 
 class Bucket:
-    """Objects with one prefix in a bucket, which is opened at the first request. Without an access key the
-    client searches for one in the places of the AWS tools.
+    """The objects with one prefix in a bucket, which is opened at the first request. Without an access key
+    the client searches for one in the places of the AWS tools.
     """
 
     def __init__(self, settings: S3Settings, read_secret_key: ReadSecret) -> None:
@@ -358,8 +358,8 @@ class Bucket:
     # --- the requirements of a queue
 
     async def check(self) -> None:
-        """Test the operations of the bucket that the queue needs. Raises StoreOpenError if the bucket is
-        unsuitable, and StoreError if objects cannot be written, read, listed or removed.
+        """Test the bucket operations that the queue needs. Raises StoreOpenError if the bucket is unsuitable,
+        and StoreError if objects cannot be written, read, listed or removed.
         """
         if await self.read("format") is not None:
             raise first_release(f"the prefix {self._prefix}", "another prefix")
@@ -498,7 +498,7 @@ def _unfit(what: str) -> StoreOpenError:
 
 
 async def _all(act: Callable[[T], Awaitable[object]], wanted: Sequence[T]) -> None:
-    """Call `act` with each argument, with several calls at a time. Raises the first error after all of these
+    """Call `act` with each argument, several of them concurrently. Raises the first error after all of these
     calls have ended.
     """
     for first in range(0, len(wanted), AHEAD):

@@ -1,5 +1,5 @@
-"""Wraps the PostgreSQL driver. This is the only module that uses asyncpg, which it imports for the first
-connection.
+"""Wraps asyncpg, the PostgreSQL driver. This is the only module that uses asyncpg, which it imports for the
+first connection.
 
 A `DatabaseConnection` is one connection that executes one statement at a time; other callers wait. Failures
 are StoreErrors:
@@ -56,7 +56,7 @@ Columns = Sequence[Any]
 
 
 class Fetch(Protocol):
-    """A function that executes one statement."""
+    """A function that executes one SQL statement and returns its rows."""
 
     async def __call__(
         self, statement: str, *values: object, timeout: float | None = None
@@ -104,7 +104,7 @@ class DatabaseAccess(msgspec.Struct, frozen=True):
         return f"Access({self.url!r}, schema={self.schema!r})"
 
     def settings(self) -> dict[str, str]:
-        """Return the settings of a session that is not pooled.
+        """Return the PostgreSQL settings for a session that does not go through a pooler.
 
         A reload of the server does not change options that the session has set itself (`synchronous_commit`,
         see `_SETTINGS`). A relay that stops within a transaction keeps locks on rows that others must take

@@ -169,7 +169,7 @@ _STATEMENTS = {
 
 
 def statements(access: DatabaseAccess) -> dict[str, str]:
-    """Return the SQL statements of the engine for one schema."""
+    """Return the engine's SQL statements for the schema in `access`."""
     names = {"s": f'"{access.schema}"', "durable": "NULL" if access.accepts_loss else _DURABLE}
     longest = f"{LONGEST_LEASE} * interval '1 second'"
     names |= {
@@ -222,7 +222,7 @@ class PostgresEngine:
 
 
 def _connection(access: DatabaseAccess) -> KeptConnection[DatabaseConnection]:
-    """Return a connection to a server that is suitable for a queue."""
+    """Return a persistent connection; whenever it is opened, the server is checked for suitability."""
 
     async def opened() -> DatabaseConnection:
         link = await DatabaseConnection.plain(access, timeout=max(1.0, access.lease / 2))
@@ -241,7 +241,7 @@ SELECT current_setting('server_version_num')::int, pg_is_in_recovery(), array_re
 
 
 async def _check_server(link: DatabaseConnection, access: DatabaseAccess) -> None:
-    """Raise StoreOpenError if the server must not store the queue."""
+    """Raise StoreOpenError if the server is too old, a standby, or not durable."""
     ((version, is_standby, off),) = await link.fetch(_SERVER)
     if version < OLDEST_VERSION * 10_000:
         raise StoreOpenError(

@@ -188,8 +188,8 @@ class BodyWriter:
             raise StoreError("the message was already committed or aborted")
 
     def _cut(self, data: bytes) -> None:
-        """Complete the current chunk and split further ones off `data`. Keep the rest, at least one byte, for
-        later.
+        """Fill the current chunk from `data`, and split off further complete chunks. Keep the rest, at least
+        one byte, for later.
         """
         view = memoryview(data)
         start = CHUNK_SIZE - self._filled

@@ -103,11 +103,13 @@ class ReadyMail:
         return delivery
 
     def first_fresh(self) -> DeliveryKey | None:
-        """Return the fresh delivery of the oldest message."""
+        """Return the first delivery, by message, that was never deferred, or None."""
         return self._fresh[0] if self._fresh else None
 
     def first_since(self, since: MessageId) -> DeliveryKey | None:
-        """Return the first fresh delivery of a message that is not older than `since`."""
+        """Return the first delivery that was never deferred and whose message is not older than `since`, or
+        None.
+        """
         at = bisect_left(self._fresh, since, key=_by_message)
         return self._fresh[at] if at < len(self._fresh) else None
 
@@ -116,8 +118,8 @@ class ReadyMail:
         return self._due[0] if self._due else None
 
     def pop_either(self, fresh: DeliveryKey | None, due: Due | None) -> Delivery | None:
-        """Remove and return one of these two deliveries, taken from `first_fresh` and `first_due`. If there
-        are both, the two kinds alternate.
+        """Remove and return one of these two deliveries, which are the results of `first_fresh` and
+        `first_due`. If there are both, the two kinds alternate.
         """
         if due is not None and (fresh is None or self._turn_of_due):
             key = due[1]
@@ -278,7 +280,9 @@ class QueueCursors:
     def take_new(
         self, limit: int, since: MessageId, skip: Collection[str], found: Taken, spill: Taken
     ) -> DiskRange | None:
-        """Move fresh deliveries of messages from `since` on. Works like `take`."""
+        """Move deliveries that were never deferred to `found`, for messages from `since` on. Works like
+        `take`.
+        """
         source = self._range_from(self.fresh_range.start + since.encode("ascii"))
         while len(found) < limit:
             key = self._ready.first_since(since)
@@ -365,7 +369,9 @@ class QueueCursors:
             self.new_range.note(row)
 
     def _range_from(self, start: bytes) -> DiskRange:
-        """Return the range of fresh deliveries from the key `start` on that are not in memory."""
+        """Return the range of deliveries from the key `start` on that were never deferred and are not in
+        memory.
+        """
         new = self.new_range
         if new is None or start < new.start:
             low = self.fresh_range.low
@@ -376,7 +382,9 @@ class QueueCursors:
         return new
 
     def _peek_fresh(self) -> DeliveryKey | None:
-        """Return the next fresh delivery, or `None` if there is none or an older one may be on disk."""
+        """Return the next delivery that was never deferred, or `None` if there is none or an older one may be
+        on disk.
+        """
         first, cursor = self._ready.first_fresh(), self.fresh_range.low
         if cursor is None:
             self.new_range = None  # memory holds everything

@@ -64,7 +64,7 @@ class ReadResult(msgspec.Struct):
     asked: set[DeliveryKey] = msgspec.field(default_factory=set)
 
     def merge(self, read: "ReadResult", keys: Iterable[DeliveryKey]) -> None:
-        """Add what was read for `keys`."""
+        """Add the results of another read, which was made for `keys`."""
         self.asked.update(keys)
         self.deliveries |= read.deliveries
         self.messages |= read.messages
@@ -119,7 +119,7 @@ class InFlight:
         return self._messages.get(message_id)
 
     def remember(self, message_id: MessageId, entry: OpenMessage) -> OpenMessage:
-        """Store the state of a message unless a newer one is known. Return the newer one."""
+        """Keep a message's state in memory unless a newer one is there. Return the newer of the two."""
         known = self._messages.get(message_id)
         if known is not None:
             return known

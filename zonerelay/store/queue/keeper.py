@@ -104,8 +104,8 @@ class Health:
             self._texts[cause] = text
 
     def set(self, cause: str, reason: Unhealthy | None, text: str = "") -> None:
-        """Set the reason that a cause gives for refusing mail, or clear it with `None`. `text` is shown to
-        the operator in place of the reason.
+        """Set the reason why mail is refused because of this cause, or clear it with `None`. `text` is shown
+        to the operator in place of the reason.
         """
         if self._closed:
             return
@@ -293,7 +293,7 @@ class QueueKeeper(abc.ABC):
 
     @abc.abstractmethod
     async def _release(self) -> None:
-        """Write all submissions, then close the engine."""
+        """Complete all submitted writes, then close the engine."""
 
     # --- as in the contract; an engine may know more
 
@@ -309,7 +309,7 @@ class QueueKeeper(abc.ABC):
         return False
 
     def check_claims(self) -> None:
-        """Raise StoreError if no delivery may be claimed."""
+        """Raise StoreError if deliveries must not be claimed at present."""
         self.health.check_usable()
 
     def note_removed(self, message_id: MessageId) -> None:  # noqa: B027 - most engines need nothing
@@ -342,8 +342,8 @@ class QueueKeeper(abc.ABC):
             await asyncio.sleep(pause)
 
     async def _sweep_cut_off(self) -> None:
-        """Remove the chunks of failed uploads, which may be the missing space on a full disk. Messages that
-        exist are kept.
+        """Remove the chunks of failed uploads, because they may occupy the space that a full disk lacks.
+        Messages that exist are kept.
         """
         while self._cut_off:
             message_id = self._cut_off.pop()
@@ -359,8 +359,8 @@ class QueueKeeper(abc.ABC):
         return await self.read(lambda reads: reads.aborted_uploads(start, last))
 
     async def _clear(self, prefixes: Sequence[bytes]) -> None:
-        """Remove the chunks of these messages. Does not wait for other writes, because a spool on a full disk
-        may be usable for only some milliseconds.
+        """Remove the chunks of the uploads with these key prefixes. Does not wait for other writes, because a
+        spool on a full disk may be usable for only some milliseconds.
         """
         for prefix in prefixes:
             while keys := await self.read(functools.partial(QueueReads.keys_under, prefix=prefix)):
@@ -395,7 +395,7 @@ class QueueKeeper(abc.ABC):
         self.counts = Counts(self._counted_from, self.counts)  # an active count adds to the old object
 
     def _note_unreadable(self, text: str) -> None:
-        """Report an invalid record. Other records are not affected."""
+        """Report an invalid record of the spool to operators. Other records are not affected."""
         if text in self._unreadable or len(self._unreadable) > MOST_KINDS:
             return
         self._unreadable.add(text)
@@ -411,7 +411,7 @@ class QueueKeeper(abc.ABC):
     # --- closing
 
     async def close(self) -> None:
-        """Write all submissions, then close the queue. A second call does nothing."""
+        """Complete all submitted writes, then close the queue. A second call does nothing."""
         if self._is_closing:
             return
         self._is_closing = True

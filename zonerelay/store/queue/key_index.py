@@ -71,7 +71,7 @@ class KeyIndex:
         self._tasks = Tasks()
 
     async def _run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Call a method of this object in the index's thread."""
+        """Call a method of this object in the thread that uses the index file."""
         import sqlite3  # noqa: PLC0415 - a relay without keys does without
 
         try:

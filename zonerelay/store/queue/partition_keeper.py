@@ -39,7 +39,7 @@ def _undo(write: Write) -> Write | None:
 
 
 class PartitionKeeper(QueueKeeper):
-    """Maintains a queue in a partition, and enters the partition again after a failure."""
+    """Maintains the queue in a partition, and reopens the partition after a failure."""
 
     def __init__(
         self,

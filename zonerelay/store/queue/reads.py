@@ -69,8 +69,8 @@ class QueueReads:
         self._on_unreadable = on_unreadable
 
     async def view(self) -> Self:
-        """Return read operations on a snapshot, for a long scan; the caller closes them. Without snapshots,
-        each page shows its own moment.
+        """Return a reader of a snapshot of the queue, for a long scan; the caller must close it. Without
+        snapshots, each page shows its own moment.
         """
         return self
 
@@ -129,7 +129,7 @@ class QueueReads:
         return DeliveryPage(await self.deliveries([key for _, key in self._parsed(keys)]), low, keys)
 
     async def deliveries(self, keys: Sequence[DeliveryKey]) -> list[Delivery]:
-        """Return those deliveries that exist and can be read."""
+        """Return those of these deliveries that exist and can be read."""
         raw = [records.delivery_key(key) for key in keys]
         found = zip(raw, await self._each(raw), strict=True)
         return list(self._decoded((key, value) for key, value in found if value is not None))
@@ -153,7 +153,7 @@ class QueueReads:
             yield delivery
 
     async def queues(self) -> set[QueueName]:
-        """Return the queues that hold deliveries, with one seek each."""
+        """Return the queues that contain deliveries, using one seek for each queue."""
         found: list[bytes] = []
         start, end = records.WEBHOOK_PREFIX, records.after(records.DELIVERY_PREFIX)
         while rows := (await self.keys.page(start, end, rows=1, values=False)).rows:
@@ -246,7 +246,7 @@ class QueueReads:
             return message, OpenMessage(message, recipients, count_stored=True)
 
     async def message_and_body(self, message_id: MessageId) -> tuple[Message, OpenMessage, bytes | None]:
-        """Return a message, its open count and, if the body has only one chunk, the body."""
+        """Return a message, its number of open deliveries and, if the body has only one chunk, the body."""
         message, count = await self.message(message_id)
         if message.chunks != 1:
             return message, count, None
@@ -257,7 +257,9 @@ class QueueReads:
         return message, count, body
 
     async def states(self, keys: Sequence[DeliveryKey]) -> ReadResult:
-        """Return the deliveries and messages whose states must be known to change these keys."""
+        """Return the stored deliveries with these keys, and the states of their messages, as a change needs
+        them.
+        """
         found = ReadResult()
         found.deliveries = {delivery.key: delivery for delivery in await self.deliveries(keys)}
         existing = {key.message_id for key in found.deliveries}
@@ -270,8 +272,8 @@ class QueueReads:
         return found
 
     async def chunks(self, message_id: MessageId, first: int, last: int) -> list[bytes]:
-        """Return chunks of a body from number `first` to `last`. A chunk that is missing while its message
-        exists is corruption; a chunk that is missing with its message was dropped by an operator.
+        """Return the chunks of a body from number `first` to at most `last`. A chunk that is missing while
+        its message exists is corruption; a chunk that is missing with its message was dropped by an operator.
         """
         numbers = range(first, min(first + READ_CHUNKS, last + 1))
         found: list[bytes] = []
@@ -312,8 +314,8 @@ class QueueReads:
         return (noted or b"").decode("ascii", "replace")
 
     async def aborted_uploads(self, start: bytes, last: MessageId) -> tuple[list[bytes], bytes | None]:
-        """Return message prefixes up to `last` that have chunks but neither `#` nor `*`, and where the next
-        page starts.
+        """Return the key prefixes of aborted uploads up to `last` (chunks without `#` and `*`), and where the
+        next page starts.
 
         `#` and `*` sort before the chunks, so one seek per message suffices. A message that is removed during
         the scan is removed as a whole.
@@ -324,7 +326,7 @@ class QueueReads:
         return [prefix + b" " for prefix, _, part in parts if part.isdigit()], low
 
     async def _first_keys(self, start: bytes, end: bytes, most: int) -> list[bytes]:
-        """Return the first key of each message, with one seek each."""
+        """Return the first key of each message in a range, using one seek for each message."""
         found: list[bytes] = []
         while len(found) < most and (rows := (await self.keys.page(start, end, rows=1, values=False)).rows):
             found.append(rows[0][0])

@@ -34,7 +34,7 @@ _log = logging.getLogger("zonerelay.store")
 
 @dataclass(eq=False, repr=False)
 class Reservations:
-    """The reservations of idempotency keys in one spool, due to which submissions with the same key store one
+    """The reserved idempotency keys of one spool, so that submissions with the same key store only one
     message. An instance belongs to the event loop that opened it.
 
     `find` and `page` raise StoreError while the spool cannot be read. `keep` stores keys.
@@ -152,8 +152,8 @@ class Reservations:
             return
 
     def _settled(self, identity: str, message_id: MessageId, *, is_kept: bool) -> None:
-        """Release the key after its write has ended. The register is updated in the background, in the order
-        of operations.
+        """Release an idempotency key after the write of its message has ended. The register is updated in the
+        background, in the order of operations.
         """
         if (register := self.register) is not None:
             self._tasks.start(self._note(register, identity, message_id, is_kept=is_kept))
@@ -190,7 +190,7 @@ class Reservations:
             _log.warning("expired idempotency keys could not be removed: %s", error)
 
     def _is_used(self, identity: str) -> bool:
-        """Return whether the key may have been written since the last removal began."""
+        """Return whether the key may have been used again since the last removal of expired keys began."""
         return identity in self._busy or identity in self._used
 
     async def close(self) -> None:

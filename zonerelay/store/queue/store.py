@@ -125,7 +125,7 @@ class PartitionStore:
     def _add_message(
         self, plan: WritePlan, message: Message, deliveries: Sequence[Delivery], chunks: Sequence[bytes]
     ) -> None:
-        """Add a new message with its last `chunks` (all of them if it is small)."""
+        """Add a new message to a write plan, with the last `chunks` of its body (all if it is small)."""
         message_id = message.envelope.id
         first = message.chunks - len(chunks) + 1
         plan.ops += _put_chunks(message_id, first, chunks)
@@ -209,8 +209,8 @@ class PartitionStore:
         return WritePlan(in_flight, found)
 
     async def _find(self, keys: Sequence[DeliveryKey]) -> ReadResult:
-        """Read the states of those of these deliveries that are not in memory. The caller must plan its write
-        before it awaits anything else.
+        """Read the states of these deliveries from disk, except for those in memory. The caller must plan its
+        write before it awaits anything else.
         """
         in_flight = self._in_flight
         found = ReadResult()
@@ -249,7 +249,7 @@ class PartitionStore:
         return self._write(plan.ops, size=plan.size, lazy=lazy, applied=applied)
 
     def _apply(self, plan: WritePlan, settled: Sequence[DeliveryKey]) -> None:
-        """Update the state in memory after a planned write has become durable."""
+        """Update the state in memory after a write has become durable."""
         self._drop_claims(settled)
         stored: dict[QueueName, list[Delivery]] = {}
         for key, (old, new) in plan.transitions.items():
@@ -284,7 +284,7 @@ class PartitionStore:
         return False
 
     def _give(self, cursors: QueueCursors, deliveries: Sequence[Delivery]) -> None:
-        """Give new deliveries to the scheduler. Those that it does not accept stay on disk until they are
+        """Pass new deliveries to the scheduler. Those that it does not accept stay on disk until they are
         claimed.
         """
         taken = self._on_stored(deliveries, all(map(cursors.is_next, deliveries)))
@@ -332,7 +332,7 @@ class PartitionStore:
         return message
 
     def check_claim(self, message_id: MessageId) -> None:
-        """Return without an error, because no other relay uses this spool."""
+        """Do nothing, because no other relay uses this spool and no claim can be lost."""
 
     async def read_body(self, message_id: MessageId) -> AsyncGenerator[bytes, None]:
         message = await self.read_message(message_id)
@@ -346,7 +346,7 @@ class PartitionStore:
                 yield chunk
 
     async def _chunks(self, message_id: MessageId, chunks: int) -> AsyncGenerator[bytes, None]:
-        """Yield the chunks 1 to `chunks` in order."""
+        """Yield all chunks of a body in order; `chunks` is their number."""
 
         def read(first: int) -> Coroutine[None, None, list[bytes]]:
             return self._read(lambda reads: reads.chunks(message_id, first, chunks))

@@ -201,7 +201,7 @@ class SharedConnection:
 
 
 def _judged(error: ResponseError) -> StoreError:
-    """Return the error for the caller of the command, or raise it if the connection must be closed."""
+    """Return the error for the caller of a command, or raise it if the whole connection must be closed."""
     text = str(error)
     # redis-py removes the code from the text if it has an exception for it.
     code = error.status_code or text.partition(" ")[0]

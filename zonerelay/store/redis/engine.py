@@ -188,7 +188,7 @@ _KINDS = ("node", "values", "keys", "nodes", "once", "limits")
 
 
 class RedisEngine:
-    """The engine for Redis: partitions whose keys have a common prefix."""
+    """The engine for Redis, which stores partitions under keys with a common prefix."""
 
     def __init__(self, server: RedisEndpoint) -> None:
         self.server = server
@@ -247,8 +247,8 @@ def _connection(server: RedisEndpoint, *, is_writer: bool) -> KeptConnection[Sha
 
 
 async def _check_rights(server: RedisEndpoint, wire: SharedConnection) -> None:
-    """Raise StoreOpenError that names the missing permissions. Those for WAIT and WAITAOF are found at the
-    first batch.
+    """Raise StoreOpenError, with the names of the missing permissions, if the Redis user lacks any. Those for
+    WAIT and WAITAOF are found at the first batch.
     """
     prefix = server.settings.prefix
     names = [f"{prefix}mark", f"{prefix}limits", *(f"{prefix}{kind}:rights" for kind in _KINDS)]
@@ -436,8 +436,8 @@ class RedisRecordStore:
         await self._connection.close()
 
     async def _ask(self, script: str, zone: str, *values: Argument) -> Reply:
-        """Run a script on the current connection. A connection that the server has closed is replaced,
-        without a report that limits are lost.
+        """Run a Lua script on the limits of a zone, using the current connection. A connection that the
+        server has closed is replaced, without a report that limits are lost.
         """
         with authority_errors():
             key = self._prefix + b"limits:" + records.field(zone)
@@ -463,8 +463,8 @@ _WAITAOF_SINCE = (7, 2)
 
 
 class ServerFacts(NamedTuple):
-    """What is known of a Redis server: its INFO, the reasons why it does not store data durably (`flaws`),
-    and whether its log is synced before each reply.
+    """The properties of a Redis server: its INFO, why it does not store data durably (`flaws`), and whether
+    it syncs its log before each reply.
     """
 
     info: Mapping[str, str]

@@ -56,7 +56,7 @@ class Relay(Protocol):
     def sockets(self) -> Mapping[int, Path]: ...
 
     def unreachable(self) -> Mapping[int, str]:
-        """Return the workers that cannot be reached at present, each with the reason."""
+        """Return the reason why each unreachable worker cannot be reached at present."""
 
     def status(self) -> RelayStatus: ...
 
@@ -89,8 +89,8 @@ class WorkerAnswers:
         return tuple(f"worker {worker}: {why}" for worker, why in sorted(self.missed.items()))
 
     async def of(self, worker: int, request: Request | None = None) -> AsyncGenerator[Frame, None]:
-        """Yield the frames of a worker until it stops answering. Raise the ControlError that the worker
-        answers with.
+        """Yield the frames that a worker sends in reply, until it stops answering. Raise the ControlError
+        that the worker answers with.
         """
         call = self.call if request is None else msgspec.structs.replace(self.call, request=request)
         try:
@@ -375,7 +375,9 @@ class FanOut:
 
 
 async def _begin(streams: dict[int, Rows], heads: dict[int, Any], missed: dict[int, str]) -> None:
-    """Request the first row of all streams concurrently. Workers that refuse are `missed`, unless all do."""
+    """Request the first row of each worker's stream, concurrently. Workers that refuse are `missed`, unless
+    all do.
+    """
     begun = (_advance(worker, streams, heads) for worker in streams)
     # A stream can be closed only when no task is reading it.
     outcomes = await asyncio.gather(*begun, return_exceptions=True)

@@ -73,14 +73,14 @@ def merged(
 
 
 def _rank(value: Any) -> Any:
-    """Return a sort key for a value. `None` comes first, and enum members have the order of their
-    definition.
+    """Return a sort key for the value of a field. `None` comes first, and enum members have the order of
+    their definition.
     """
     return list(type(value)).index(value) if isinstance(value, Enum) else value or 0
 
 
 def _joined(values: Sequence[Any]) -> object:
-    """Join the different texts into one, or tuples into one tuple without repetitions."""
+    """Join different strings into one, or tuples into one tuple without repetitions."""
     if isinstance(values[0], tuple):
         return tuple(dict.fromkeys(chain.from_iterable(values)))
     return "; ".join(dict.fromkeys(filter(None, values)))
@@ -165,8 +165,8 @@ def _sum(zones: Sequence[answers.ZoneStatus]) -> answers.ZoneStatus:
 
 
 def _same_queue(zones: Sequence[answers.ZoneStatus]) -> answers.ZoneStatus:
-    """Merge the counts of a shared queue. Each worker counts all deliveries but knows only its own
-    attempts.
+    """Merge the counts that several workers report for a shared queue. Each worker counts all deliveries but
+    knows only its own attempts.
     """
     total = max(zone.ready + zone.active + zone.deferred + zone.held + zone.suspended for zone in zones)
     most = merged(zones, Merge(add="active", most="deferred held suspended oldest_seconds"))
@@ -203,8 +203,8 @@ def _place(row: answers.DestinationStatus) -> tuple[str, str]:
 
 
 def _turns_seconds(rows: Sequence[answers.DestinationStatus], *, shared: bool) -> float | None:
-    """Return the number of seconds until the rate has allowed all waiting mail of a destination. The mail of
-    workers without an estimate of their own is included.
+    """Return the estimated number of seconds in which the rate limit allows all waiting mail of a
+    destination. The mail of workers without an estimate of their own is included.
     """
     intervals = [row.turns_seconds / max(row.ready, 1) for row in rows if row.turns_seconds is not None]
     ready = [row.ready for row in rows]

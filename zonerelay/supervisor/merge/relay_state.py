@@ -77,7 +77,7 @@ class RelayState:
         }
 
     def submission(self) -> tuple[Path, ...]:
-        """Return the sockets of workers on which the HTTP server submits mail."""
+        """Return the sockets of the workers to which the HTTP server submits mail."""
         return tuple(submission_socket_path(self.settings, worker) for worker in self.running())
 
     def unreachable(self) -> dict[int, str]:
@@ -120,7 +120,7 @@ class RelayState:
                     self.workers.totals.take(worker, starts[worker], each.families)
 
     def exposition(self) -> bytes:
-        """Return the totals of all workers and the supervisor's own metrics."""
+        """Return the totals of all workers and the supervisor's own metrics in the Prometheus text format."""
         return exposition(self.workers.totals.families(collect(self._registry), shared=self.shared))
 
     def _figures(self) -> Mapping[str, Figures]:

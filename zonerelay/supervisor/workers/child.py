@@ -61,7 +61,7 @@ class Child:
                 os.kill(self._process.pid, number)
 
     def tell(self, packet: str) -> None:
-        """Send a packet to the process. It is lost if the process does not read."""
+        """Send a packet to the process through its channel. It is lost if the process does not read."""
         if self._channel is not None:
             with contextlib.suppress(OSError):
                 self._channel.send(packet.encode())

@@ -143,7 +143,7 @@ class RestartPolicy:
         self._heard = now
 
     def stopping(self, now: float) -> None:
-        """Record that the worker is stopping without a request of the supervisor."""
+        """Record that the worker is stopping without a request from the supervisor."""
         if self.phase in (WorkerPhase.STARTING, WorkerPhase.RUNNING):
             self._enter(WorkerPhase.STOPPING, now)
 
@@ -177,7 +177,7 @@ def rolling_restart(
     left, replaced = sorted(workers), dict[int, int]()
 
     def fallen() -> int | None:
-        """Return a replaced worker that was ready and has died since, or None."""
+        """Return a worker that was started as a replacement, became ready and has since died, or None."""
         there = policies()
         died = (each for each, deaths in replaced.items() if each in there and there[each].deaths > deaths)
         return next(died, None)

@@ -99,7 +99,7 @@ Launch = Callable[[int, bool], tuple[Sequence[str], Mapping[str, str], Sequence[
 
 @dataclass(eq=False, repr=False)
 class Workers:
-    """The worker processes of the relay, which are started, watched, restarted and stopped here."""
+    """Starts, watches, restarts and stops the worker processes of the relay."""
 
     _: KW_ONLY
     launch: Launch
@@ -162,8 +162,8 @@ class Workers:
         self.wake()
 
     def tell_to_reload(self, member: SupervisedWorker) -> asyncio.Future[str]:
-        """Send SIGHUP to a worker, and return its verdict: the reason of a refusal, or "". A worker that ends
-        in the meantime reads the configuration at its next start.
+        """Send SIGHUP to a worker, and return a future of the reason why it refused the reload, or "" if it
+        did not. A worker that ends in the meantime reads the configuration at its next start.
         """
         verdict = member.verdict
         if verdict is None or verdict.done():

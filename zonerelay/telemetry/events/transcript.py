@@ -112,7 +112,7 @@ class RunningTranscript:
         self.domain = self.domain.lower().rstrip(".")
 
     def begin(self) -> bool:
-        """Count a session that the transcript includes. Return False if it exceeds the limit."""
+        """Count a session that the transcript is to include. Return False if it exceeds the limit."""
         if self.stream.why:
             return False
         if not self.sessions:
@@ -165,8 +165,8 @@ class Transcripts:
     def outbound(
         self, names: Iterable[str], message_id: str, peer: str, before: SessionRecorder | None = None
     ) -> SessionRecorder | None:
-        """Return a recorder for a connection for this message to these `names` (domains and the host), or
-        None.
+        """Return a recorder for a connection if a transcript selects its message or one of its `names`
+        (domains and the host), or None.
         """
 
         def wanted(each: RunningTranscript) -> bool:
@@ -218,8 +218,8 @@ class SessionRecorder:
         self._part = b""  # of a line
 
     def command(self, line: bytes, *, secret: bool = False) -> None:
-        """Record a command line of the client, without its line end. With `secret`, the line is a response to
-        an AUTH challenge.
+        """Record a command line from the client, without its line end. With `secret`, the line is a response
+        to an AUTH challenge.
         """
         self._data = line.strip().upper() == b"DATA"
         found = None if secret else re.match(_AUTH, line)
@@ -236,7 +236,7 @@ class SessionRecorder:
         self._put("received" if self.side == "inbound" else "sent", said)
 
     def commands(self, octets: bytes) -> None:
-        """Record bytes of the client: commands with chunks between them, or a message body."""
+        """Record bytes from the client: commands with chunks between them, or a message body."""
         while octets:
             if self._in_body:
                 self._body += len(octets)
@@ -251,7 +251,7 @@ class SessionRecorder:
                 self._rest = int(chunk[1])
 
     def replies(self, octets: bytes) -> None:
-        """Record bytes of the server, which are replies."""
+        """Record bytes from the server, which are replies."""
         whole, end, self._part = (self._part + octets).rpartition(b"\n")
         self._part = self._part[:MAX_SHOWN]
         if end and self._in_body:

@@ -233,7 +233,7 @@ class LogWriter:
         return bool(poll.poll(wait * 1000))
 
     def _next_piece(self) -> bytes:
-        """Return queued lines up to the size of one write; a longer line is split."""
+        """Remove and return as many queued lines as fit into one write, or a part of a longer line."""
         lines = self._lines
         if self._never_blocks:
             return b"".join([lines.popleft() for _ in range(len(lines))])  # a thread may add more meanwhile

@@ -146,8 +146,8 @@ class Redactor:
         return next(self.about_each(text, (mailbox,)))
 
     def about_each(self, text: str, mailboxes: Iterable[Mailbox]) -> Iterator[str]:
-        """Yield the result of `about` for each of these addresses. Most texts contain none of them, and are
-        redacted once.
+        """Yield the text for each of these addresses, redacted as by `about`. Most texts contain none of
+        them, and are redacted once.
         """
         general, lower = self.text(text), text.lower()
         for mailbox in mailboxes:
@@ -281,7 +281,7 @@ def printable(text: str) -> str:
 
 
 def _cut_between_words(text: str, limit: int) -> str:
-    """Cut the text, but not within an address, because half of it would not be recognized."""
+    """Cut the text after a blank, because a part of an address would not be recognized and redacted."""
     head = text[:limit]
     return head[: head.rfind(" ") + 1] + "…"
 

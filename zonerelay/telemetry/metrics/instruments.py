@@ -274,7 +274,7 @@ class PerMinute:
         self._marks = deque([tuple(0 for _ in totals)], maxlen=60)
 
     def mark(self) -> None:
-        """Start the next minute."""
+        """Record the totals at the end of a minute."""
         self._marks.append(tuple(total() for total in self._totals))
 
     def counts(self) -> tuple[tuple[int, ...], ...]:

@@ -292,7 +292,7 @@ class Metrics:
             self.tls_connections.declare((zone, *words) for words in TLS_RESULTS)
 
     def read(self, read: ReadFigures) -> None:
-        """Register a function that returns metrics of `READ` at every scrape."""
+        """Register a function that returns metrics listed in `READ`, which is called at every scrape."""
         self._registry.register(ReadMetrics(read))
 
     def families(self) -> tuple[Family, ...]:
@@ -305,7 +305,7 @@ class Metrics:
 
 
 class ReadMetrics(Collector):
-    """Collects metrics of `READ` at each scrape. Samples beyond `MAX_LABEL_VALUES` are omitted."""
+    """Collects the metrics listed in `READ` at each scrape. Samples beyond `MAX_LABEL_VALUES` are omitted."""
 
     def __init__(self, read: ReadFigures) -> None:
         self._read = read

@@ -69,8 +69,9 @@ def source_of(
     now: float,
     together: int = 1,
 ) -> Source:
-    """Return a source that reads these entries of a queue, `together` at a time. `read` returns the message
-    of an entry, or None if it has none, and raises ValueError or OSError if it cannot be imported.
+    """Return an import source that reads these entries of another system's queue, `together` at a time.
+    `read` returns the message of an entry, or None if it has none, and raises ValueError or OSError if it
+    cannot be imported.
     """
 
     async def read_one(entry: T) -> Sequence[StoredMessage | UnusableMessage]:
@@ -170,7 +171,7 @@ def number_of(value: object) -> float:
 
 
 def xtext(text: str) -> str:
-    """Encode a text as xtext (RFC 3461 4), for systems that store ENVID and ORCPT decoded."""
+    """Encode a string as xtext (RFC 3461 4), for systems that store ENVID and ORCPT decoded."""
     return _NOT_XTEXT.sub(lambda match: f"+{ord(match[0]):02X}", text)
 
 

@@ -184,7 +184,7 @@ def _files(queue: Path) -> Iterator[_QueueFile]:
 
 
 def _reasons(lines: bytes) -> dict[str, dict[str, str]]:
-    """Return the reason of the deferral of each recipient, by message."""
+    """Return the reason for the deferral of each recipient, by message."""
     listed = [msgspec.json.decode(line, type=_QueueListing) for line in lines.splitlines()]
     return {
         each.queue_id: {one.address: one.delay_reason for one in each.recipients if one.delay_reason}

@@ -101,7 +101,7 @@ class InertObject:
         """Ignore an item of a parse tree, because the text of the message has the same content."""
 
     def extend(self, items: object) -> None:
-        """Ignore items; see `append`."""
+        """Ignore the items of a parse tree, as `append` does."""
 
 
 class _Reader(pickle._Unpickler):
@@ -116,7 +116,7 @@ class _Reader(pickle._Unpickler):
 
 
 def load_pickle(raw: bytes) -> object:
-    """Load a pickle that contains only numbers, texts, containers and objects, which become `InertObject`
+    """Load a pickle that contains only numbers, strings, containers and objects, which become `InertObject`
     objects. Raise PickleError if there is anything else.
 
     Texts of Python 2 are decoded as UTF-8, with surrogates for invalid bytes.
@@ -130,7 +130,7 @@ def load_pickle(raw: bytes) -> object:
 
 
 def octets(text: object) -> bytes:
-    """Return a text of a pickle as bytes. Raise PickleError if it is not a text."""
+    """Return a string from a pickle as bytes. Raise PickleError if it is not a string."""
     if isinstance(text, bytes):
         return text
     if isinstance(text, str):

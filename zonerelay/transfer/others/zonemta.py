@@ -189,7 +189,7 @@ def _message(database: plyvel.DB, identity: bytes) -> ForeignMessage:
 
 
 def _text(value: str | bool) -> str:
-    """Return a text, or "" for false, which JavaScript writes for a missing text."""
+    """Return a string, or "" for false, which ZoneMTA stores in place of a missing string."""
     return value if isinstance(value, str) else ""
 
 

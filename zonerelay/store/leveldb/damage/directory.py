@@ -52,8 +52,8 @@ _PUT_BACK = ". Look for the file in lost+found first"
 
 
 class DamagedSpoolError(StoreOpenError):
-    """The directory is damaged, and LevelDB must not open it. `what` is a short description of the damage,
-    and `finding` also names the directory.
+    """The database directory is damaged, so LevelDB must not open it. `what` is a short description of the
+    damage, and `finding` also names the directory.
     """
 
     def __init__(self, directory: Path, what: str, more: str = "") -> None:
@@ -77,7 +77,7 @@ class SyncMark(msgspec.Struct, frozen=True):
 
 
 class FoundLog(msgspec.Struct, frozen=True):
-    """A log that LevelDB will read."""
+    """A log file that LevelDB will read, with its raw bytes and its parsed content."""
 
     path: Path
     raw: bytes
@@ -85,8 +85,8 @@ class FoundLog(msgspec.Struct, frozen=True):
 
 
 class DirectoryState(msgspec.Struct, frozen=True):
-    """The result of checking a directory. With `is_new` there is no database, or the beginning of one that
-    never had data. `suspects` are logs that must be read with checksums.
+    """The result of checking a database directory. With `is_new` there is no database, or the beginning of
+    one that never had data. `suspects` are logs that must be read with checksums.
     """
 
     is_new: bool
@@ -97,7 +97,9 @@ class DirectoryState(msgspec.Struct, frozen=True):
 
 
 def read_mark(directory: Path) -> SyncMark | None:
-    """Read the file `synced`. Return None if it is missing or unreadable. Raises OSError."""
+    """Read the file `synced`, which records how much of the newest log is durable. Return None if it is
+    missing or unreadable. Raises OSError.
+    """
     try:
         found = _MARK.fullmatch((directory / MARK_NAME).read_bytes())
     except FileNotFoundError:
@@ -144,9 +146,9 @@ def refuse_half_repaired(directory: Path) -> None:
 
 
 class RequiredFiles(NamedTuple):
-    """The state of the files that LevelDB will need when an open database is opened the next time. `missing`
-    describes missing files, and `in_memory` is whether the database still has their content. `manifest` is
-    the size of the manifest.
+    """The state of the files that LevelDB will need to open a database again, checked while it is open.
+    `missing` describes missing files, and `in_memory` is whether the database still has their content.
+    `manifest` is the size of the manifest.
     """
 
     manifest: int
@@ -155,8 +157,8 @@ class RequiredFiles(NamedTuple):
 
 
 def look_at(directory: Path, mark: SyncMark | None, manifest: int) -> RequiredFiles:
-    """Check the files of an open database; `manifest` is the size of its manifest at the last check. Raises
-    OSError.
+    """Check the files that LevelDB will need to reopen an open database. `manifest` is the last known size of
+    its manifest. Raises OSError.
     """
     try:
         path = directory / _manifest_name(directory, set(os.listdir(directory)))  # noqa: PTH208 - names alone
@@ -173,7 +175,8 @@ def look_at(directory: Path, mark: SyncMark | None, manifest: int) -> RequiredFi
 
 
 def drop_leftovers(directory: Path) -> bool:
-    """Remove the tables that LevelDB was writing when it failed. All their data is stored elsewhere too.
+    """Remove the unfinished table files that LevelDB was writing when it failed. All their data is stored
+    elsewhere too.
 
     LevelDB does so itself after it has opened the database. On a full disk it cannot open it, because these
     tables use the space. Returns whether there were any. Raises StoreOpenError, or OSError.
@@ -218,8 +221,8 @@ def _numbers(pattern: re.Pattern[str], names: set[str] | list[str]) -> dict[int,
 
 
 def _check_never_used(directory: Path, names: set[str], mark: SyncMark | None) -> None:
-    """Raise DamagedSpoolError unless the files come from an interrupted first start: no table, and an empty
-    log.
+    """Raise DamagedSpoolError unless the files come from an interrupted first start, without tables and with
+    empty logs.
     """
     tables, logs = _numbers(_TABLE, names), _numbers(_LOG, names)
     manifests = _numbers(_MANIFEST, names)
@@ -261,8 +264,8 @@ def _read_manifest(directory: Path, name: str) -> parser.Manifest:
 
 
 def _table(directory: Path, names: set[str], table: parser.TableFile) -> str:
-    """Check that a table exists and has the right size, and return its file name. Tables are never modified,
-    so the size shows whether the end is missing.
+    """Check that a table file exists and has the size that the manifest records, and return its name. Tables
+    are never modified, so the size shows whether the end is missing.
     """
     name = f"{table.number:06d}.ldb"
     if name not in names:
@@ -274,7 +277,7 @@ def _table(directory: Path, names: set[str], table: parser.TableFile) -> str:
 
 
 def _logs(directory: Path, names: set[str], manifest: parser.Manifest, mark: SyncMark | None) -> list[Path]:
-    """Return the logs that LevelDB will read, in its order."""
+    """Return the paths of the logs that LevelDB will read, in the order in which it reads them."""
     present = _numbers(_LOG, names)
     for number in missing_logs(present, manifest, mark):
         path = directory / f"{number:06d}.log"
@@ -283,7 +286,7 @@ def _logs(directory: Path, names: set[str], manifest: parser.Manifest, mark: Syn
 
 
 def missing_logs(present: Iterable[int], manifest: parser.Manifest, mark: SyncMark | None) -> list[int]:
-    """Return the numbers of the logs that the manifest or the mark requires and that are not present."""
+    """Return the numbers of the missing logs that the manifest or the file `synced` requires."""
     needed = {manifest.log} if manifest.log else set[int]()
     if mark is not None and mark.log >= manifest.log and mark.size:
         needed.add(mark.log)
@@ -293,8 +296,8 @@ def missing_logs(present: Iterable[int], manifest: parser.Manifest, mark: SyncMa
 def found_logs(
     logs: Iterable[tuple[Path, bytes]], mark: SyncMark | None, last_sequence: int, *, verify: bool
 ) -> list[FoundLog]:
-    """Read the content of the logs. `last_sequence` is the highest number in the tables. If the numbers of a
-    log do not continue those of the log before, that one has lost its end.
+    """Parse the contents of the logs. `last_sequence` is the highest number in the tables. If the sequence
+    numbers of a log do not continue those of the previous log, the end of the previous log is missing.
     """
     found: list[FoundLog] = []
     for path, raw in logs:
@@ -311,8 +314,8 @@ def found_logs(
 
 
 def _missing(log: parser.LogContent, following: parser.LogContent, last_sequence: int) -> int:
-    """Return the number of missing writes between two logs. It is 0 if the second has lost its own
-    beginning.
+    """Return the number of writes that are missing between two consecutive logs. It is 0 if the second has
+    lost its own beginning.
     """
     if following.sequences is None or (following.gaps and following.gaps[0].start == 0):
         return 0
@@ -332,8 +335,8 @@ def _note_lost_end(log: FoundLog, missing: int) -> None:
 
 
 def write_mark(directory: Path, mark: SyncMark, *, syncs: bool = False) -> None:
-    """Overwrite the file `synced` in place. After a power cut the previous mark may remain, which is valid
-    too unless it was lowered; then the caller `syncs`. Raises OSError.
+    """Store the mark in the file `synced`, which is overwritten in place. After a power cut the previous mark
+    may remain, which is valid too unless it was lowered; then the caller `syncs`. Raises OSError.
     """
     path, content = directory / MARK_NAME, mark.encode()
     try:

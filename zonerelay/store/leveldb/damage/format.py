@@ -1,4 +1,4 @@
-"""Parses LevelDB's own files: logs, the batches in them, the manifest, and damaged tables. No I/O.
+"""Parses LevelDB's logs, manifests and tables, including damaged ones. No I/O.
 
 After a damaged record LevelDB drops the rest of the 32 KiB block. It takes a length beyond the end of the
 file for the end of the log, and silently skips zeros. `read_log` finds every intact record and the bytes that
@@ -41,7 +41,7 @@ class FormatError(ValueError):
 
 
 class LogGap(NamedTuple):
-    """Bytes of a log that belonged to lost records. `end` may be after the end of the file."""
+    """A range of bytes in a log that belonged to lost records. `end` may be after the end of the file."""
 
     start: int
     end: int
@@ -91,9 +91,9 @@ class _LogFragment(NamedTuple):
 
 
 def read_log(raw: bytes, *, synced: int = 0, verify: bool = True, batches: bool = True) -> LogContent:
-    """Parse a log. Its first `synced` bytes were durable. Without `verify` checksums are not compared: that
-    is quick and finds everything that LevelDB itself overlooks, but describes damage inexactly. The manifest
-    is a log without `batches`.
+    """Parse the content of a log file. Its first `synced` bytes were durable. Without `verify` checksums are
+    not compared: that is quick and finds everything that LevelDB itself overlooks, but describes damage
+    inexactly. The manifest is a log without `batches`.
     """
     log = LogContent()
     begun: list[_LogFragment] = []
@@ -169,7 +169,7 @@ def _piece(raw: bytes, offset: int, end: int, *, verify: bool) -> _LogFragment |
 
 
 def _next(raw: bytes, offset: int, end: int) -> int:
-    """Return the offset of the next fragment after a damaged one, in the block that ends at `end`."""
+    """Return the offset of the next intact fragment after a damaged one, or `end`, the end of their block."""
     _, length, _ = _HEADER.unpack_from(raw, offset)
     stop = offset + _HEADER.size + int(length)
     if stop == end or (stop + _HEADER.size <= end and _piece(raw, stop, end, verify=True)):
@@ -179,7 +179,9 @@ def _next(raw: bytes, offset: int, end: int) -> int:
 
 
 def _follows(log: LogContent, payload: bytes) -> bool:
-    """Return whether the payload is a batch whose sequence number can follow the batches already read."""
+    """Return whether the payload of a record is a batch whose sequence number can follow the batches already
+    read.
+    """
     try:
         operations = list(operations_of(payload))
     except FormatError:
@@ -209,12 +211,12 @@ def write_log(records: Iterable[bytes]) -> bytes:
 
 
 def identities_in(octets: bytes) -> list[str]:
-    """Return the distinct message ids in all keys of the spool that these bytes contain."""
+    """Return the distinct message ids in the spool keys that occur in these bytes."""
     return list(dict.fromkeys(found.decode("ascii") for found in _IDENTITY.findall(octets)))
 
 
 def named_in(octets: bytes) -> str:
-    """Name the messages to which these bytes refer, for the end of an error message, or return "" if there
+    """Return the end of an error message that names the messages to which these bytes refer, or "" if there
     are none.
     """
     named = identities_in(octets)
@@ -253,14 +255,16 @@ def operations_of(batch: bytes) -> Iterator[tuple[bytes, bytes | None]]:
 
 
 class TableFile(NamedTuple):
-    """A table file and its key range."""
+    """The number of a table file, and its size in bytes according to the manifest."""
 
     number: int
     size: int
 
 
 class Manifest(msgspec.Struct):
-    """The state after a manifest's last record: the tables, and the first log that they do not include."""
+    """The state of a database according to its manifest: the tables, and the first log that they do not
+    include.
+    """
 
     tables: dict[tuple[int, int], TableFile] = msgspec.field(default_factory=dict)  # by level and number
     log: int = 0
@@ -268,7 +272,7 @@ class Manifest(msgspec.Struct):
 
 
 def read_manifest(raw: bytes) -> Manifest:
-    """Parse a manifest. Raises FormatError."""
+    """Parse a manifest, which lists the tables of a database. Raises FormatError."""
     framed = read_log(raw, verify=False, batches=False)
     if not framed.is_clean:
         framed = read_log(raw, batches=False)
@@ -370,14 +374,14 @@ def has_index(raw: bytes) -> bool:
 
 
 class Block(NamedTuple):
-    """A data block, which ends at the offset `end`. Each of its writes is a batch of a log."""
+    """A data block of a table, which ends at the offset `end`. Each of its writes is a batch of a log."""
 
     end: int
     batches: list[bytes]
 
 
 def data_blocks(raw: bytes) -> Iterator[Block]:
-    """Yield the data blocks from the first byte up to the first damaged one."""
+    """Yield the data blocks of a table, from its start up to the first damaged one."""
     at = 0
     while (end := _end_of_block(raw, at)) is not None:
         content = _block(raw, at, end - at)
@@ -437,7 +441,7 @@ def _end_of_block(raw: bytes, at: int) -> int | None:
 
 
 def _block(raw: bytes, at: int, size: int) -> bytes | None:
-    """Return the content of a block, or None if it is damaged."""
+    """Return the decompressed content of a block of a table, or None if it is damaged."""
     end = at + size
     if end + _TRAILER.size > len(raw):
         return None
@@ -448,7 +452,9 @@ def _block(raw: bytes, at: int, size: int) -> bytes | None:
 
 
 def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the keys and values of a block. Raises FormatError if the block has another content."""
+    """Yield the keys and values in the content of a block. Raises FormatError if the block has another
+    content.
+    """
     if len(block) < 4:
         raise FormatError("a block is too short")
     restarts = int.from_bytes(block[-4:], "little")

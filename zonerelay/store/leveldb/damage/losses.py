@@ -70,8 +70,8 @@ class Losses:
         return [(loss.id, f"the spool lost data: {loss.text(self.directory)}") for loss in self.open]
 
     def keep(self, log: Path, raw: bytes) -> tuple[str, str]:
-        """Keep a copy of a damaged log. Return an id for the loss and the copy's name, or "" if the copy
-        failed.
+        """Keep a copy of a damaged log in the directory of loss reports. Return an id for the loss and the
+        copy's name, or "" if the copy failed.
         """
         identity = identity_of(raw)
         name = f"{identity}-{log.name}"
@@ -104,7 +104,9 @@ class Losses:
             _log.error("the loss report cannot be stored and will be forgotten at the next stop: %s", error)
 
     def forget(self, loss: Loss) -> None:
-        """Remove the record and the copy, because the opening that found the loss was undone."""
+        """Remove the record of a loss and the copy of the log, because the start that found the loss was
+        undone.
+        """
         self.open = tuple(each for each in self.open if each.id != loss.id)
         for name in (f"{loss.id}.json", loss.kept or f"{loss.id}.json"):
             (self.directory / name).unlink(missing_ok=True)
