@@ -164,8 +164,8 @@ class Operators:
 
     @contextlib.asynccontextmanager
     async def one_more(self, token: Token, is_valid: Callable[[], bool]) -> AsyncIterator[None]:
-        """Count an event stream while the block runs, and cancel the block soon after its token becomes
-        invalid. Raise BusyError if too many streams are open.
+        """Count an open event stream while the block runs, and cancel the block soon after the operator's
+        token becomes invalid. Raise BusyError if too many streams are open.
         """
         if self.streams.total() >= MAX_STREAMS:
             raise BusyError(f"the limit of {MAX_STREAMS} open event streams is reached")

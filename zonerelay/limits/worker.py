@@ -188,7 +188,7 @@ class LeasedTurns:
         self.pending += 1
 
     def give_back(self) -> None:
-        """Undo the counting of a started batch that led to no transaction."""
+        """Stop counting a batch that was started but did not begin an SMTP transaction."""
         self.pending -= 1
         self._give_back_surplus()
 

@@ -325,9 +325,9 @@ class DeliveryRow(_Frame, frozen=True, kw_only=True, tag="delivery"):
 
 
 class OrderRow(_Frame, OrderFields, frozen=True, kw_only=True, tag="order"):
-    """An active suspension or hold rule of an operator. `until` is `None` if it lasts until it is resumed.
-    `held` counts the deliveries that it holds individually, and `refused` is how often clients were refused
-    because of it; both since the start of the relay.
+    """An active suspension or hold rule that an operator has set. `until` is `None` if it lasts until it is
+    resumed. `held` counts the deliveries that it holds individually, and `refused` is how often clients were
+    refused because of it; both since the start of the relay.
     """
 
     held: int = 0
@@ -335,8 +335,8 @@ class OrderRow(_Frame, OrderFields, frozen=True, kw_only=True, tag="order"):
 
 
 class OrderResult(_Frame, frozen=True, kw_only=True, tag="order-given"):
-    """The response to a request for a suspension or hold rule, which is now active. `new` is false if one
-    with these selectors already existed. None of the mail that it applies to expires before `first_expiry`;
+    """The response to a request for a suspension or hold rule: the active rule. `new` is false if one with
+    these selectors already existed. None of the mail that it applies to expires before `first_expiry`;
     `None` means that no mail matches yet.
     """
 

@@ -132,7 +132,7 @@ class Scheduler:
         return not other_routes and zone.retry == self._parts.retry and zone.settings == settings
 
     def provide(self, settings: ZoneSettings) -> None:
-        """Add a zone that is not in the configuration, such as that of a mailbox."""
+        """Add a zone that is not in the configuration, such as the one that delivers to a mailbox."""
         self._provided[settings.name] = settings
         if not self._is_in_force(settings.name):
             self._renew(settings.name)

@@ -367,8 +367,8 @@ async def view_engine(engine: Engine) -> AsyncIterator[PartitionsView]:
 
 
 def _stoppable(tell: check.Tell) -> check.Tell:
-    """Return a progress callback for work that blocks the event loop. If the command is cancelled, the work
-    ends at its next report, so it leaves nothing half done.
+    """Return a progress callback that can stop work that blocks the event loop. If the command is cancelled,
+    the work ends at its next report, so it leaves nothing half done.
     """
     task = asyncio.current_task()
 

@@ -344,9 +344,9 @@ async def test_a_node_of_a_cluster_without_slots_is_given_up() -> None:
     with cluster_node() as node:
         async with given_up(node, "SET", "a", "b") as reasons:
             assert reasons == [
-                "the Cluster does not serve the slot of the prefix: Hash slot not served"
+                "the Cluster does not serve the slot of the key prefix: Hash slot not served"
             ] or reasons == [
-                "the Cluster does not serve the slot of the prefix: CLUSTERDOWN Hash slot not served"
+                "the Cluster does not serve the slot of the key prefix: CLUSTERDOWN Hash slot not served"
             ]
 
 
@@ -357,7 +357,7 @@ async def test_a_node_of_a_cluster_that_points_elsewhere_is_given_up() -> None:
         assert other.ask("CLUSTER", "ADDSLOTSRANGE", "0", "16383") == b"+OK\r\n"
         assert wait_until(lambda: b"cluster_state:ok" in node.query("CLUSTER", "INFO"), timeout=15)
         async with given_up(node, "SET", "a", "b") as (reason,):
-            assert reason.startswith("the slot of the prefix is on another node")
+            assert reason.startswith("the slot of the key prefix is on another node")
             assert reason.endswith(f"15495 127.0.0.1:{other.port}")
 
 

@@ -130,9 +130,7 @@ class ValidatedMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubmissionOrigin(msgspec.Struct, frozen=True, kw_only=True):
-    """The submitter and the idempotency key of a message, with the current settings and those of the
-    listener.
-    """
+    """The user and client that submit a message, its idempotency key, and the settings that apply to it."""
 
     user: str
     client: str

@@ -156,7 +156,7 @@ def _source_facts(found: Explanation, now: float) -> Iterator[tuple[str, output.
         if each.refused_until is not None:
             what = "its IPv6 address was refused" if each.refused_ipv6_only else "refused"
             over = text.until(each.refused_until, now)
-            line = f"{what} by this destination, used again {over}: {each.refused_reply}"
+            line = f"{what} by this destination; used again {over}. Reply: {each.refused_reply}"
             yield "", Text(line, style="yellow")
         if each.absent:
             yield "", Text(f"not an address of this machine: {', '.join(each.absent)}", style="yellow")

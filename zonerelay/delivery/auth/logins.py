@@ -90,7 +90,8 @@ def _no_login(account: Account, scope: Scope) -> NoLogin:
 
 @dataclass(slots=True, eq=False)
 class Login:
-    """A login on one connection. `material` is described in `Account`. `scope` is the scope of a refusal.
+    """The login (SMTP AUTH) of one account on one outbound connection. `material` is described in `Account`.
+    `scope` is the scope of a refusal.
 
     `is_new` is true if the secret is certainly up to date. `epoch` is the account's when the login was
     permitted: a refusal since then prevents it.

@@ -326,7 +326,7 @@ def _findings(texts: Sequence[str], key: PrivateKey) -> Iterator[RecordFinding]:
     if kind != ours:
         yield RecordFinding(RecordStatus.MISMATCH, f"k={kind}, but the key is {ours}")
     if _octets(public) != key.public:
-        remedy = "publish the public key of this file, or use the file of that key"
+        remedy = "publish the public key that belongs to this file, or use the private key of the record"
         yield RecordFinding(RecordStatus.MISMATCH, f"p= contains another key; {remedy}")
     if "sha256" not in _list(tags.get("h", "sha256")):
         unsuitable = "h= does not allow sha256, which the signatures use"

@@ -164,7 +164,7 @@ class DkimKey:
 
 
 class UnsignedField(msgspec.Struct, frozen=True):
-    """A DKIM-Signature field that lacks only the signature, and the hash (`digest`) for `key` to sign."""
+    """A DKIM-Signature field without its signature, and the hash (`digest`) that `key` must sign."""
 
     key: DkimKey
     digest: bytes

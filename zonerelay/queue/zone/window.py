@@ -242,8 +242,8 @@ class PriorityWindow:
         return frozenset(self._skip)
 
     def plan_refill(self) -> ClaimRequest | None:
-        """Return the next claim of skipped deliveries, alternately of new and other mail as far as there is
-        room.
+        """Return the next claim of deliveries that earlier claims skipped, or None. New mail and the rest
+        take turns, as far as the window has room for them.
         """
         self._refills_new = not self._refills_new
         for new in (self._refills_new, not self._refills_new):

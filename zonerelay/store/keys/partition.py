@@ -466,8 +466,8 @@ class Partition:
 
 
 def judge(seen: port.PartitionState, state: port.PartitionState | None) -> None:
-    """Check that a store is in the state that this machine has seen last, or in a later one. Raises
-    WrongStoreError or OlderStateError.
+    """Check that a store was not replaced or restored from an older copy: its state must be the last one that
+    this machine has seen, or a later one. Raises WrongStoreError or OlderStateError.
     """
     if not seen.mark:
         return

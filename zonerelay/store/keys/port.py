@@ -192,7 +192,7 @@ class KeyReader(Protocol):
 
 
 class Keeper(KeyReader, Protocol):
-    """Interface: the access to one partition, which an engine implements. Calls of `enter`, `apply`, `leave`
+    """Interface: access to one partition. Each engine implements it. Calls of `enter`, `apply`, `leave`
     and `close` must not overlap.
     """
 
@@ -232,7 +232,7 @@ class Keeper(KeyReader, Protocol):
 
 @runtime_checkable
 class StagingKeeper(Keeper, Protocol):
-    """Interface: a partition that can store large values before the batch that refers to them."""
+    """Interface: access to a partition that can store large values before the batch that refers to them."""
 
     async def stage(self, rows: Mapping[bytes, bytes]) -> None:
         """Store new keys with large values ahead of the batch that refers to them. They exist, durably, from

@@ -397,7 +397,7 @@ class ObjectKeys:
             is_free = state.writer in ("", writer)
             if not is_free and not self._engine.is_over(self._node, await self._engine.beat_of(self._node)):
                 raise port.NodeTakenError(
-                    f"another relay is node {self._node}, and its lease has not expired"
+                    f"another relay uses node number {self._node}, and its lease has not expired"
                 )
             self._tried = max(state.epoch, 0 if self._place.is_conditional else self._tried) + 1
             entry = LogEntry(self._tried, writer=writer)

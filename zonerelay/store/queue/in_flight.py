@@ -282,8 +282,8 @@ class WritePlan:
         return before[1] if before is not None else self._in_flight.state(key, self._found)
 
     def change(self, key: DeliveryKey, new: Delivery | None) -> None:
-        """Set a delivery's new state, perhaps in another queue, or remove it with `None`. Does nothing if the
-        delivery does not exist.
+        """Record the new state of a delivery, which may be in another queue now, or remove the delivery with
+        `None`. Does nothing if the delivery does not exist.
         """
         old = self.current(key)
         if old is None:

@@ -46,8 +46,8 @@ _UNUSABLE = {
     "MASTERDOWN": "the server is a replica and has lost its primary",
     "NOREPLICAS": "the server has fewer replicas than min-replicas-to-write requires",
     "MISCONF": "the server cannot write to its disk",
-    "CLUSTERDOWN": "the Cluster does not serve the slot of the prefix",
-    "MOVED": "the slot of the prefix is on another node of the Cluster; set [redis] url to that node",
+    "CLUSTERDOWN": "the Cluster does not serve the slot of the key prefix",
+    "MOVED": "the slot of the key prefix is on another node of the Cluster; set [redis] url to that node",
     "CROSSSLOT": "a Cluster requires a hash tag in [redis] prefix, such as {zonerelay}:",
 }
 """Replies after which a connection is closed. A new one is checked from the beginning."""

@@ -328,7 +328,7 @@ class RedisKeys(ServerKeys[SharedConnection]):
         reply = await wire.run(_SCRIPTS["enter"], names, *values)
         if not isinstance(reply, list):
             raise port.NodeTakenError(
-                f"another relay is node {self._node} of this server, and its lease has not expired"
+                f"another relay uses node number {self._node}, and its lease has not expired"
             )
         stored = _bytes_or_none(reply[0]) or b""
         epoch, batch_epoch, batch = _numbers(reply[1:])
