@@ -399,10 +399,10 @@ def _tell_order(answer: answers.OrderResult) -> None:
     print(f"To end it: zonerelay resume {order.id}")
     at = answer.first_expiry
     if at is not None and not order.stop_clock and (order.until is None or order.until >= at):
-        when = "Some may be now" if at <= now else f"None is before {text.when(at)}, {text.until(at, now)}"
+        first = f"No mail expires before {text.when(at)}, {text.until(at, now)}."
         output.tell(
-            "Mail that is too old at the end has one attempt, and returns to its sender if that fails. "
-            f"{when}. --stop-clock prevents that."
+            f"{'Some mail may have expired already.' if at <= now else first} Expired mail is attempted once "
+            "when the suspension ends, and then returned to its sender. --stop-clock prevents this."
         )
 
 

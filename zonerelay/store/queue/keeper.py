@@ -66,7 +66,7 @@ class Health:
         self._tell()
 
     async def usable(self) -> bool:
-        """Wait until the store is usable. Return whether there was one."""
+        """Wait until the store is usable. Return whether it was unusable before."""
         was_refused = self.refusal is not None
         while self.refusal is not None:
             await self._changed.wait()
