@@ -211,7 +211,7 @@ class _Submitting(SubmittingClient):
             self.reset()
 
     async def _take_envelope(self, call: SubmitCall) -> Rejection | None:
-        """Check the envelope, and return its refusal or None.  A refused message with a key may be a
+        """Check the envelope, and return its refusal or None. A refused message with a key may be a
         repetition.
         """
         principal, envelope, options = call.principal, call.envelope, call.options
